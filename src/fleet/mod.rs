@@ -1,0 +1,170 @@
+//! What is known about the fleet: pods, rolesets, profiles, and the immutable [`Snapshot`] that routing reads.
+//!
+//! A [`PodSpec`] is plain data from discovery. [`build`] turns specs into a snapshot, carrying over the
+//! [`PodState`] (load cell, scraped signals) of every incarnation that is still there. Readers load one
+//! `Arc<Snapshot>` and keep it to the end of their request.
+
+mod build;
+mod profile;
+mod signals;
+mod snapshot;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+pub use build::build;
+pub use profile::{BucketRange, ModelConfig, Profile, ProfileError};
+pub use signals::Signals;
+pub use snapshot::{Fleet, Model, PartialRoleset, Roleset, Snapshot};
+
+use crate::knobs::KvConnector;
+use crate::load::LoadCell;
+use crate::telemetry::PodLabels;
+
+/// A pod's name: unique among living pods.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PodKey {
+    /// Kubernetes namespace.
+    pub namespace: Arc<str>,
+    /// Pod name.
+    pub name: Arc<str>,
+}
+
+impl std::fmt::Display for PodKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The engine dialect a pod speaks (label `model.aibrix.ai/engine`; default vLLM).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// TensorRT-LLM.
+    Trtllm,
+    /// Anything else; the label's text is kept in [`PodSpec::labels`].
+    Other,
+}
+
+impl Engine {
+    /// The label value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::Vllm => "vllm",
+            Engine::Sglang => "sglang",
+            Engine::Trtllm => "trtllm",
+            Engine::Other => "other",
+        }
+    }
+}
+
+/// A pod's part in PD disaggregation (label `role-name`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Computes prompts.
+    Prefill,
+    /// Generates tokens.
+    Decode,
+    /// Any other value, or none: runs both phases.
+    Other,
+}
+
+/// A pod as discovery sees it: plain data, compared to notice changes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodSpec {
+    /// Namespace and name.
+    pub key: PodKey,
+    /// Kubernetes UID; for manifests without one, a text derived from the key.
+    pub uid: Arc<str>,
+    /// Sum of the containers' restart counts. With the UID it names an incarnation.
+    pub restarts: u32,
+    /// `model.aibrix.ai/name` (label, else annotation).
+    pub model: Arc<str>,
+    /// Pod IP or, in standalone mode, a host name; empty = not assigned. IPv6 without brackets.
+    pub host: Arc<str>,
+    /// Serving port (`model.aibrix.ai/port`, default 8000).
+    pub port: u16,
+    /// Metrics port (`model.aibrix.ai/metric-port`, default: the serving port).
+    pub metric_port: u16,
+    /// Engine dialect.
+    pub engine: Engine,
+    /// Label `model.aibrix.ai/kv-connector-type`, when valid.
+    pub kv_connector: Option<KvConnector>,
+    /// Annotation `model.aibrix.ai/sglang-bootstrap-port` (8998).
+    pub bootstrap_port: u16,
+    /// Label `role-name`.
+    pub role: Role,
+    /// Label `roleset-name`.
+    pub roleset: Option<Arc<str>>,
+    /// Label `stormservice.orchestration.aibrix.ai/role-replica-index`.
+    pub replica_index: Option<Arc<str>>,
+    /// False for pods with a `pod-group-index` other than `"0"`: workers without an HTTP server.
+    pub serves_http: bool,
+    /// Condition Ready is True (a manifest without conditions counts as ready).
+    pub ready: bool,
+    /// `metadata.deletionTimestamp` is set, or the phase is Failed or Succeeded.
+    pub terminating: bool,
+    /// All labels, for selectors and display.
+    pub labels: Arc<BTreeMap<String, String>>,
+    /// Annotation `model.aibrix.ai/config`, parsed; `None` when absent or unusable.
+    pub config: Option<Arc<ModelConfig>>,
+}
+
+impl PodSpec {
+    /// May take new requests: it has an address, is ready and not going away.
+    pub fn routable(&self) -> bool {
+        !self.host.is_empty() && self.ready && !self.terminating
+    }
+
+    /// `host:port` as a dialler wants it, IPv6 in brackets.
+    pub fn address(&self) -> String {
+        join_host_port(&self.host, self.port)
+    }
+
+    /// `host:metric_port`, IPv6 in brackets.
+    pub fn metric_address(&self) -> String {
+        join_host_port(&self.host, self.metric_port)
+    }
+}
+
+/// Joins a host and a port; an IPv6 address gets its brackets.
+pub fn join_host_port(host: &str, port: u16) -> String {
+    if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// What belongs to one incarnation of a pod (UID and restart count) and outlives snapshots: a charge holds this, so
+/// its release always lands where it was charged.
+#[derive(Debug)]
+pub struct PodState {
+    /// A number that names this incarnation in the process; never used twice.
+    pub slot: u32,
+    /// In-flight work charged by this replica.
+    pub load: LoadCell,
+    /// The last scraped engine metrics.
+    pub signals: ArcSwap<Signals>,
+    /// Metric labels of the pod.
+    pub labels: Arc<PodLabels>,
+}
+
+impl PodState {
+    /// A fresh incarnation with nothing charged and nothing known.
+    pub fn new(slot: u32, labels: Arc<PodLabels>) -> PodState {
+        PodState { slot, load: LoadCell::default(), signals: ArcSwap::from_pointee(Signals::unknown()), labels }
+    }
+}
+
+/// A pod in a snapshot.
+#[derive(Clone, Debug)]
+pub struct Pod {
+    /// What discovery said.
+    pub spec: PodSpec,
+    /// `spec.address()`, made once.
+    pub address: Arc<str>,
+    /// The living part.
+    pub state: Arc<PodState>,
+}

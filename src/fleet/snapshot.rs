@@ -1,0 +1,93 @@
+//! The immutable view that one request routes on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use super::{ModelConfig, Pod};
+use crate::load::Commit;
+
+/// A roleset with at least one routable prefill and one routable decode replica.
+#[derive(Clone, Debug)]
+pub struct Roleset {
+    /// Label `roleset-name`.
+    pub name: Arc<str>,
+    /// Routable prefill pods that serve HTTP.
+    pub prefill: Vec<Arc<Pod>>,
+    /// Routable decode pods that serve HTTP.
+    pub decode: Vec<Arc<Pod>>,
+    /// Prefill replicas by role-replica-index (or pods, without that label).
+    pub prefill_replicas: usize,
+    /// Decode replicas, counted alike.
+    pub decode_replicas: usize,
+}
+
+/// A roleset that lacks a side, kept for error texts and `/debug/fleet`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartialRoleset {
+    /// Label `roleset-name`.
+    pub name: Arc<str>,
+    /// Routable prefill pods.
+    pub prefill: usize,
+    /// Routable decode pods.
+    pub decode: usize,
+}
+
+/// Everything known about one model.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// The model's name as requests spell it.
+    pub name: Arc<str>,
+    /// Every known pod, routable or not, ordered by key.
+    pub pods: Vec<Arc<Pod>>,
+    /// The routable pods that serve HTTP, ordered by key.
+    pub routable: Vec<Arc<Pod>>,
+    /// Complete rolesets, ordered by name.
+    pub rolesets: Vec<Roleset>,
+    /// Incomplete rolesets, ordered by name.
+    pub partial: Vec<PartialRoleset>,
+    /// Routable pods that may run both phases: neither prefill nor decode by label. Whether one is `combined`
+    /// depends on the profile of the request.
+    pub standalone: Vec<Arc<Pod>>,
+    /// The model-level configuration: that of a deterministic pod.
+    pub config: Option<Arc<ModelConfig>>,
+    /// How many pods carry a configuration that differs from [`Model::config`].
+    pub config_disagreements: usize,
+    /// Serialises select-and-charge of this model without a lock; survives snapshots.
+    pub commit: Arc<Commit>,
+}
+
+/// The whole fleet at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Grows by one with each build.
+    pub version: u64,
+    /// Models by name.
+    pub models: HashMap<Arc<str>, Arc<Model>>,
+}
+
+impl Snapshot {
+    /// The model of that name.
+    pub fn model(&self, name: &str) -> Option<&Arc<Model>> {
+        self.models.get(name)
+    }
+}
+
+/// The one shared cell that holds the current snapshot.
+#[derive(Debug, Default)]
+pub struct Fleet {
+    current: ArcSwap<Snapshot>,
+}
+
+impl Fleet {
+    /// The current snapshot. Lock-free; a request calls this once.
+    pub fn load(&self) -> Arc<Snapshot> {
+        self.current.load_full()
+    }
+
+    /// Puts a new snapshot in place.
+    pub fn store(&self, snapshot: Snapshot) {
+        self.current.store(Arc::new(snapshot));
+    }
+}

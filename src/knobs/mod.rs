@@ -1,0 +1,202 @@
+//! Configuration: every environment variable, read once into one value, checked, and reported with its origin.
+//!
+//! [`Knobs`] is process-wide. [`PdKnobs`] is the part that a config profile may override for its own requests
+//! (`spec` section 2.4 of the reference gateway); a profile carries a ready-made, checked copy.
+
+mod env;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use env::{Environment, Origin, Report, Setting};
+
+/// How a prefill pod is scored. Names are those of `AIBRIX_PREFILL_SCORE_POLICY`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PrefillPolicy {
+    /// Prefix-cache match first, then outstanding requests.
+    PrefixCache,
+    /// Outstanding prefill requests only.
+    LeastRequest,
+}
+
+/// How a decode pod is scored. Names are those of `AIBRIX_DECODE_SCORE_POLICY`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DecodePolicy {
+    /// Weighted running requests and throughput over free KV cache.
+    LoadBalancing,
+    /// Running plus pending requests only.
+    LeastRequest,
+}
+
+/// Which agent moves the KV cache between vLLM pods (`AIBRIX_KV_CONNECTOR_TYPE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvConnector {
+    /// `kv_transfer_params` round trip: SHFS/KVCacheManager, and vLLM's own NixlConnector.
+    Shfs,
+    /// The whole prefill answer travels as `disagg_prefill_resp` (Neuron).
+    Nixl,
+}
+
+/// How the prefix index turns a prompt into bytes to hash (`AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tokenizer {
+    /// The UTF-8 bytes themselves.
+    Character,
+    /// cl100k_base token ids, four bytes each, big endian.
+    Tiktoken,
+}
+
+/// The knobs of one PD request. Gateway-wide defaults come from the environment; a profile overrides single ones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PdKnobs {
+    /// `AIBRIX_PROMPT_LENGTH_BUCKETING` (false); profile field `promptLengthBucketing`.
+    pub prompt_length_bucketing: bool,
+    /// `AIBRIX_PREFILL_REQUEST_TIMEOUT` (30 s): the whole prefill exchange.
+    pub prefill_request_timeout: Duration,
+    /// `AIBRIX_PREFILL_SCORE_POLICY` (`prefix_cache`).
+    pub prefill_policy: PrefillPolicy,
+    /// `AIBRIX_DECODE_SCORE_POLICY` (`load_balancing`).
+    pub decode_policy: DecodePolicy,
+    /// `AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD` (16, requests): step 1 fires when the spread is *above* it.
+    pub prefill_imbalance_min_spread: u64,
+    /// `AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD` (16, requests): step 2 fires when the spread is *at least* this.
+    pub decode_imbalance_min_spread: f64,
+    /// `AIBRIX_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD` (2048, tokens/s): step 2 fires when the spread is *above* it.
+    pub decode_throughput_min_spread: f64,
+    /// `AIBRIX_DECODE_SCORE_RATIO_THRESHOLD` (1.5): step 2 fires when the drain-score ratio is *above* it.
+    pub decode_score_ratio: f64,
+    /// `AIBRIX_DECODE_LB_WEIGHT_RUNNING` (1.0).
+    pub decode_weight_running: f64,
+    /// `AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT` (1.0).
+    pub decode_weight_throughput: f64,
+    /// `AIBRIX_MIN_MATCH_PCT` (0, percent): a smaller prefix match counts as none.
+    pub min_match_pct: u8,
+    /// `AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR` (1): a prefill pod above mean + factor·σ is skipped.
+    pub standard_deviation_factor: f64,
+    /// `AIBRIX_KV_CONNECTOR_TYPE` (`shfs`); a prefill pod's label `model.aibrix.ai/kv-connector-type` wins.
+    pub kv_connector: KvConnector,
+}
+
+impl Default for PdKnobs {
+    fn default() -> Self {
+        PdKnobs {
+            prompt_length_bucketing: false,
+            prefill_request_timeout: Duration::from_secs(30),
+            prefill_policy: PrefillPolicy::PrefixCache,
+            decode_policy: DecodePolicy::LoadBalancing,
+            prefill_imbalance_min_spread: 16,
+            decode_imbalance_min_spread: 16.0,
+            decode_throughput_min_spread: 2048.0,
+            decode_score_ratio: 1.5,
+            decode_weight_running: 1.0,
+            decode_weight_throughput: 1.0,
+            min_match_pct: 0,
+            standard_deviation_factor: 1.0,
+            kv_connector: KvConnector::Shfs,
+        }
+    }
+}
+
+/// Bounds on what clients and engines can make this replica hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// `TANDEM_MAX_BODY_BYTES` (64 MiB): a longer request body gets 413.
+    pub max_body_bytes: usize,
+    /// `TANDEM_MAX_BUFFERED_BYTES` (2 GiB): request bodies held by all streams together; beyond it, 503.
+    pub max_buffered_bytes: usize,
+    /// `TANDEM_MAX_STREAMS` (20000): requests in flight on this replica; beyond it, 503.
+    pub max_streams: usize,
+    /// `TANDEM_MAX_PREFILL_ANSWER_BYTES` (64 MiB): a longer prefill answer fails the leg.
+    pub max_prefill_answer_bytes: usize,
+    /// gRPC message limit in bytes: `AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES`, or, when that is unset, the body limit plus
+    /// 1 MiB. (The reference's default of 4 MiB would refuse the bodies that the body limit allows.)
+    pub max_grpc_message_bytes: usize,
+}
+
+/// How a replica goes away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// `TANDEM_DRAIN_PROPAGATION_SECONDS` (5 s): after SIGTERM readiness is off but new streams are still served, so
+    /// that Envoy's health checks notice first.
+    pub propagation: Duration,
+    /// `TANDEM_DRAIN_TIMEOUT_SECONDS` (300 s): how long running streams may finish.
+    pub timeout: Duration,
+}
+
+/// Scraping of engine metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScrapeKnobs {
+    /// `AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS` (50 ms).
+    pub interval: Duration,
+    /// `TANDEM_SCRAPE_TIMEOUT_MS` (1000 ms): the whole scrape of one pod.
+    pub timeout: Duration,
+    /// `TANDEM_METRIC_MAX_AGE_MS` (3000 ms): older values count as unknown.
+    pub max_age: Duration,
+    /// `TANDEM_MAX_SCRAPE_BYTES` (8 MiB): a longer metrics page is dropped.
+    pub max_bytes: usize,
+}
+
+/// The prefix index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefixKnobs {
+    /// `AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE` (`character`).
+    pub tokenizer: Tokenizer,
+    /// `AIBRIX_PREFIX_CACHE_BLOCK_SIZE` (128, bytes of tokenizer output; what the reference deploys).
+    pub block_size: usize,
+    /// `AIBRIX_PREFIX_CACHE_HASH_SEED`: unset → random per process.
+    pub hash_seed: Option<u64>,
+    /// `TANDEM_PREFIX_CACHE_BYTES` (256 MiB): memory of the index.
+    pub budget_bytes: usize,
+    /// `AIBRIX_PREFIX_CACHE_BLOCK_NUMBER`: an upper bound on blocks as well, when set. (The reference's default of
+    /// 200000 four-byte blocks has no meaning beside a byte budget.)
+    pub max_blocks: Option<usize>,
+    /// `AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS` (20 min): entries not put again for this long go.
+    pub max_idle: Duration,
+    /// `AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS` (1 s).
+    pub sweep_interval: Duration,
+}
+
+/// A secret text: never shown by `Debug`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a secret.
+    pub fn new(text: impl Into<String>) -> Secret {
+        Secret(text.into())
+    }
+
+    /// The secret itself; the one way to it, so that uses can be found.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("[secret]")
+    }
+}
+
+/// The process-wide configuration.
+#[derive(Clone, Debug)]
+pub struct Knobs {
+    /// `POD_NAME`, else the host name: this gateway replica in metrics and logs.
+    pub gateway_pod: String,
+    /// `ROUTING_ALGORITHM` (unset): strategy of requests that name none.
+    pub routing_algorithm: Option<String>,
+    /// `AIBRIX_AUTH_BEARER_TOKEN` (unset): clients must send it as a bearer token.
+    pub auth_bearer_token: Option<Secret>,
+    /// `AIBRIX_TTFT_THRESHOLD_S` (1 s): slower first tokens count in `gateway_first_token_delay_over_1s_total`.
+    pub ttft_threshold: Duration,
+    /// Gateway-wide defaults of the per-request knobs.
+    pub pd: Arc<PdKnobs>,
+    /// Bounds.
+    pub limits: Limits,
+    /// Shutdown.
+    pub drain: Drain,
+    /// Engine metrics.
+    pub scrape: ScrapeKnobs,
+    /// Prefix index.
+    pub prefix: PrefixKnobs,
+}

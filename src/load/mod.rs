@@ -1,0 +1,10 @@
+//! In-flight work of this replica, per pod incarnation, and the commit step that makes "select" and "charge" one.
+//!
+//! Every count that goes up is tied to a guard whose drop takes it down, exactly once, on the incarnation that was
+//! charged. Nothing here blocks.
+
+mod cell;
+mod commit;
+
+pub use cell::{DecodeCharge, LoadCell, LoadView, PrefillCharge};
+pub use commit::{Commit, CommitToken};

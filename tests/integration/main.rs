@@ -1,0 +1,2 @@
+//! integration
+fn main() {}
