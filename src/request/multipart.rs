@@ -94,13 +94,13 @@ impl Form {
         if parameter(disposition, "filename").is_some() {
             return Ok(());
         }
-        let usable = |field| match value.len() <= MAX_VALUE {
-            true => std::str::from_utf8(value).map_err(|_| FormError::Value(field)),
-            false => Err(FormError::Value(field)),
+        let usable = |field| {
+            let text = std::str::from_utf8(value).ok().filter(|_| value.len() <= MAX_VALUE);
+            text.map(str::trim).ok_or(FormError::Value(field))
         };
         match parameter(disposition, "name").as_deref() {
             Some("model") => {
-                let model = usable("model")?.trim();
+                let model = usable("model")?;
                 if self.model.is_some() {
                     return Err(FormError::DuplicateModel);
                 }
@@ -108,7 +108,7 @@ impl Form {
             }
             Some("stream") => {
                 // The spellings that the engines' form validation takes for a boolean.
-                self.stream = match usable("stream")?.trim().to_ascii_lowercase().as_str() {
+                self.stream = match usable("stream")?.to_ascii_lowercase().as_str() {
                     "true" | "1" | "on" | "yes" | "t" | "y" => true,
                     "false" | "0" | "off" | "no" | "f" | "n" | "" => false,
                     _ => return Err(FormError::Value("stream")),
@@ -171,12 +171,11 @@ fn parameter(header: &str, wanted: &str) -> Option<String> {
         let (name, after) = rest.split_once('=')?;
         // A parameter without a value before this one.
         let name = name.rsplit(';').next().unwrap_or(name).trim();
-        let (value, tail) = match after.trim_start().strip_prefix('"') {
-            Some(quoted) => quoted_value(quoted)?,
-            None => {
-                let (value, tail) = after.split_once(';').unwrap_or((after, ""));
-                (value.trim().to_owned(), tail)
-            }
+        let (value, tail) = if let Some(quoted) = after.trim_start().strip_prefix('"') {
+            quoted_value(quoted)?
+        } else {
+            let (value, tail) = after.split_once(';').unwrap_or((after, ""));
+            (value.trim().to_owned(), tail)
         };
         if name.eq_ignore_ascii_case(wanted) {
             return Some(value);
@@ -193,13 +192,14 @@ fn quoted_value(text: &str) -> Option<(String, &str)> {
         match character {
             '"' => return Some((value, characters.as_str())),
             // Browsers escape only quotes; a backslash before anything else is part of a file name.
-            '\\' => match characters.clone().next() {
-                Some(escaped @ ('"' | '\\')) => {
+            '\\' => {
+                if let Some(escaped @ ('"' | '\\')) = characters.clone().next() {
                     characters.next();
                     value.push(escaped);
+                } else {
+                    value.push('\\');
                 }
-                _ => value.push('\\'),
-            },
+            }
             other => value.push(other),
         }
     }

@@ -20,6 +20,7 @@ fn stream(text: &str) -> Found {
     watch(AnswerKind::Stream, [text.as_bytes()])
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "compared with what a watcher returns")]
 fn usage(prompt_tokens: u64, completion_tokens: u64) -> Option<Usage> {
     Some(Usage { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens })
 }
@@ -57,19 +58,13 @@ fn framings() -> Vec<String> {
         ("data: ", "\n: comment\n\n"),
         ("dataset: x\nusage\ndata: ", "\n\n"),
     ];
-    let mut streams: Vec<String> = shapes
-        .iter()
-        .map(|(before, after)| EVENTS.iter().chain(&["[DONE]"]).map(|data| format!("{before}{data}{after}")).collect())
-        .collect();
+    let framed = |before: &str, after: &str| {
+        EVENTS.iter().chain(&["[DONE]"]).flat_map(|data| [before, data, after]).collect::<String>()
+    };
+    let mut streams: Vec<String> = shapes.iter().map(|(before, after)| framed(before, after)).collect();
     streams.push(format!("\u{feff}{}", streams[0]));
-    // Pretty-printed JSON over several data lines.
-    streams.push(
-        EVENTS
-            .iter()
-            .chain(&["[DONE]"])
-            .map(|data| format!("data: {}\n\n", data.replace(r#","usage""#, "\ndata: ,\ndata:   \"usage\"")))
-            .collect(),
-    );
+    // JSON over several data lines.
+    streams.push(streams[0].replace(",\"usage\"", "\ndata: ,\ndata:   \"usage\""));
     // The end of the body cuts the last line ends off.
     streams.push(streams[0].trim_end().to_owned());
     streams
@@ -115,9 +110,11 @@ fn usage_and_end_show_as_soon_as_their_event_is_whole() {
 
 #[test]
 fn reference_13_17_the_last_of_continuous_usage_counts() {
-    let text: String = (0..50)
-        .map(|n| format!("data: {{\"choices\":[{{}}],\"usage\":{{\"prompt_tokens\":7,\"total_tokens\":{},\"completion_tokens\":{n}}}}}\n\n", 7 + n))
-        .collect();
+    let event = |n: u64| {
+        let usage = format!("{{\"prompt_tokens\":7,\"total_tokens\":{},\"completion_tokens\":{n}}}", 7 + n);
+        ["data: {\"choices\":[{}],\"usage\":".to_owned(), usage, "}\n\n".to_owned()]
+    };
+    let text: String = (0..50).flat_map(event).collect();
     assert_eq!(stream(&text), (usage(7, 49), false, false, 50));
 }
 

@@ -60,14 +60,18 @@ mod tests {
 
     fn merged(objects: &[&str]) -> Option<(u64, u64, u64)> {
         let mut sum = UsageSum::default();
-        objects.iter().for_each(|object| sum.merge(object));
+        for object in objects {
+            sum.merge(object);
+        }
         sum.usage().map(|usage| (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens))
     }
+
+    type Case<'a> = (&'a [&'a str], Option<(u64, u64, u64)>);
 
     #[test]
     fn reports_merge_field_by_field() {
         let max = format!("{{\"prompt_tokens\":{},\"completion_tokens\":9}}", u64::MAX);
-        let cases: [(&[&str], Option<(u64, u64, u64)>); 13] = [
+        let cases: [Case<'_>; 13] = [
             (&[], None),
             (&["{}"], None),
             (&["null"], None),

@@ -202,7 +202,7 @@ fn usage_option_and_model_are_decoded() {
 #[test]
 fn members_are_bounded() {
     let members = |count: usize| {
-        let filler: String = (0..count).map(|at| format!(",\"k{at}\":0")).collect();
+        let filler: String = (0..count).flat_map(|at| [",\"k".to_owned(), at.to_string(), "\":0".to_owned()]).collect();
         parse(Endpoint::ChatCompletions, format!("{{\"model\":\"m\",\"messages\":[]{filler}}}"))
     };
     assert_eq!(members(MAX_MEMBERS - 2).unwrap().fields.len(), MAX_MEMBERS);

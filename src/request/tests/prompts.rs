@@ -15,8 +15,8 @@ fn ids(ids: &[u32]) -> Vec<u8> {
 
 #[test]
 fn r01_every_form_of_a_completion_prompt() {
-    let cases: [(&str, PromptForm, usize, Option<usize>, &str, Vec<u8>); 12] = [
-        (r#""a\n\u00e9""#, PromptForm::Text, 1, None, "a\né", "a\né".into()),
+    let cases = [
+        (r#""a\n\u00e9""#, PromptForm::Text, 1, None, "a\né", "a\né".as_bytes().to_vec()),
         (r#"["a"]"#, PromptForm::Text, 1, None, "a", b"a".to_vec()),
         (r#"["a","b c"]"#, PromptForm::Several, 2, None, "a b c", b"a b c".to_vec()),
         ("[1, 2,3]", PromptForm::Tokens, 1, Some(3), "", ids(&[1, 2, 3])),
@@ -141,7 +141,7 @@ proptest! {
         let messages: Vec<_> = contents.iter().map(|c| serde_json::json!({"role": "user", "content": c})).collect();
         let body = chat(serde_json::json!({"model": "m", "messages": messages}).to_string());
         prop_assert_eq!(&body.prompt.text, &contents.join(" "));
-        let key: String = contents.iter().map(|content| format!("\u{1e}user\u{1f}{content}")).collect();
+        let key: String = contents.iter().flat_map(|content| ["\u{1e}user\u{1f}", content]).collect();
         prop_assert_eq!(body.prompt.prefix_key, key.into_bytes());
     }
 }
