@@ -162,8 +162,7 @@ impl FleetBuilder {
 
 /// One line of bounded length.
 fn readable(text: &str) -> String {
-    let mut line: String =
-        text.chars().take(MAX_PROBLEM_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut line: String = text.chars().take(MAX_PROBLEM_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if text.chars().nth(MAX_PROBLEM_CHARS).is_some() {
         line.push_str("...");
     }

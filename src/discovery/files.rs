@@ -87,7 +87,8 @@ impl PodFiles {
         let mut changed = self.last.is_none();
         match list(&self.path) {
             Ok((paths, omitted)) => {
-                let problem = (omitted > 0).then(|| format!("{}: {omitted} more files are not read", self.path.display()));
+                let problem =
+                    (omitted > 0).then(|| format!("{}: {omitted} more files are not read", self.path.display()));
                 changed |= self.path_problem != problem;
                 self.path_problem = problem;
                 let mut present: BTreeMap<PathBuf, Content> = BTreeMap::new();

@@ -203,15 +203,17 @@ fn name_of_broken(piece: &str) -> Option<String> {
     if let Ok(named) = serde_saphyr::from_str_with_options::<Named>(piece, yaml_options()) {
         return Some(named.metadata.name);
     }
-    let is_name = |text: &&str| {
-        !text.is_empty() && text.len() <= 253 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
-    };
-    piece
-        .lines()
-        .filter_map(|line| line.trim_start().strip_prefix("name:"))
-        .map(|name| name.trim().trim_matches(['"', '\'']))
-        .find(is_name)
-        .map(str::to_owned)
+    piece.match_indices("name").find_map(|(at, word)| {
+        let opens = |c: char| c.is_whitespace() || "{,\"'".contains(c);
+        if !piece.get(..at)?.chars().next_back().is_none_or(opens) {
+            return None;
+        }
+        let rest = piece.get(at + word.len()..)?.trim_start_matches(['"', '\'']).strip_prefix(':')?;
+        let value = rest.trim_start_matches([' ', '"', '\'']);
+        let name: String =
+            value.chars().take(253).take_while(|c| c.is_ascii_alphanumeric() || "-.".contains(*c)).collect();
+        (!name.is_empty()).then_some(name)
+    })
 }
 
 /// A pod as read: the spec, unless the pod is none of the gateway's business, and what is odd about it.
@@ -280,8 +282,10 @@ impl PodReader {
         let status = manifest.status.as_ref();
         let host = problems.host(status.and_then(|status| status.pod_ip.as_deref()));
         let config = self.config(annotation(MODEL_CONFIG), &key, &uid, &mut problems);
-        let labels =
-            raw_labels.iter().filter_map(|(name, value)| Some((name.clone(), value.clone()?))).collect::<BTreeMap<_, _>>();
+        let labels = raw_labels
+            .iter()
+            .filter_map(|(name, value)| Some((name.clone(), value.clone()?)))
+            .collect::<BTreeMap<_, _>>();
         let spec = PodSpec {
             uid,
             restarts: status.map_or(0, Status::restarts),

@@ -84,10 +84,8 @@ struct RolesetEntry {
 
 /// Reads the file at `path`. Called once, at start.
 pub fn load_endpoints(path: &std::path::Path) -> Result<Vec<PodSpec>, EndpointsError> {
-    let text = std::fs::read_to_string(path).map_err(|error| EndpointsError::Unreadable {
-        path: path.display().to_string(),
-        text: error.to_string(),
-    })?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| EndpointsError::Unreadable { path: path.display().to_string(), text: error.to_string() })?;
     parse_endpoints(&text)
 }
 

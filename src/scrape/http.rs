@@ -65,9 +65,9 @@ impl HttpPages {
 
 impl PageSource for HttpPages {
     async fn fetch(&self, address: &str, path: &'static str) -> Result<Bytes, FetchError> {
-        let uri: Uri = format!("http://{address}{path}").parse().map_err(|error: http::uri::InvalidUri| {
-            FetchError::Address(error.to_string())
-        })?;
+        let uri: Uri = format!("http://{address}{path}")
+            .parse()
+            .map_err(|error: http::uri::InvalidUri| FetchError::Address(error.to_string()))?;
         let request = Request::get(uri)
             .header(http::header::ACCEPT, "text/plain;version=0.0.4")
             .body(Empty::new())

@@ -12,6 +12,8 @@ mod names;
 mod parse;
 mod rates;
 mod scraper;
+#[cfg(test)]
+mod tests;
 
 pub use http::{FetchError, HttpPages, PageSource};
 pub use parse::{Page, parse_page};

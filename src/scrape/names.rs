@@ -88,9 +88,13 @@ pub(super) fn names(engine: Engine) -> Names {
 /// likely because the engine renamed a metric. TensorRT-LLM had no request gauges for long, so only its cache counts.
 pub(super) fn expected(engine: Engine) -> &'static [Quantity] {
     match engine {
-        Engine::Vllm => {
-            &[Quantity::Running, Quantity::Waiting, Quantity::KvUsage, Quantity::GenerationTokens, Quantity::PromptTokens]
-        }
+        Engine::Vllm => &[
+            Quantity::Running,
+            Quantity::Waiting,
+            Quantity::KvUsage,
+            Quantity::GenerationTokens,
+            Quantity::PromptTokens,
+        ],
         Engine::Sglang => &[Quantity::Running, Quantity::Waiting, Quantity::KvUsage, Quantity::GenerationTps],
         Engine::Trtllm => &[Quantity::KvUsage],
         Engine::Other => &[],

@@ -63,11 +63,7 @@ fn parse_text(text: &str, engine: Engine, model: &str) -> Page {
         sum.add(alias.quantity, value, &Series::read(labels, model), one_rank);
     }
     let get = |quantity: Quantity| {
-        table
-            .iter()
-            .zip(&sums)
-            .filter(|(alias, _)| alias.quantity == quantity)
-            .find_map(|(_, sum)| sum.total(quantity))
+        table.iter().zip(&sums).filter(|(alias, _)| alias.quantity == quantity).find_map(|(_, sum)| sum.total(quantity))
     };
     let mean = match (get(Quantity::PrefillSecondsSum), get(Quantity::PrefillSecondsCount)) {
         (Some(sum), Some(count)) if count > 0.0 && sum >= 0.0 => Some(sum / count),
@@ -234,12 +230,13 @@ impl Tally {
     /// With rank labels: of each data-parallel group the lowest rank counts. Normally it is the only one that
     /// reports; when all do, each repeats the same numbers.
     fn total(&self, quantity: Quantity) -> Option<f64> {
-        let lowest = self.ranks.iter().filter(|(rank, _)| {
-            !self.ranks.iter().any(|(other, _)| other.dp == rank.dp && other.within < rank.within)
-        });
-        lowest.map(|(_, value)| *value).fold(self.plain, |sum, value| {
-            Some(sum.map_or(value, |sum| join(quantity, sum, value)))
-        })
+        let lowest = self
+            .ranks
+            .iter()
+            .filter(|(rank, _)| !self.ranks.iter().any(|(other, _)| other.dp == rank.dp && other.within < rank.within));
+        lowest
+            .map(|(_, value)| *value)
+            .fold(self.plain, |sum, value| Some(sum.map_or(value, |sum| join(quantity, sum, value))))
     }
 }
 

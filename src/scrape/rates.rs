@@ -13,9 +13,9 @@ const THROUGHPUT_WINDOW: Duration = Duration::from_secs(3);
 const THROUGHPUT_SPACING: Duration = Duration::from_millis(250);
 
 /// The drain rate looks back this far (reference section 6.4).
-const DRAIN_SPAN: Duration = Duration::from_secs(60);
+const DRAIN_SPAN: Duration = Duration::from_mins(1);
 const DRAIN_SPACING: Duration = Duration::from_secs(5);
-const DRAIN_MAX_AGE: Duration = Duration::from_secs(180);
+const DRAIN_MAX_AGE: Duration = Duration::from_mins(3);
 const DRAIN_MAX_SAMPLES: usize = 36;
 const DRAIN_MIN_ELAPSED: Duration = Duration::from_secs(10);
 

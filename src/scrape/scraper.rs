@@ -83,7 +83,7 @@ pub fn start<S: PageSource, O: ScrapeObserver>(
     scraper: Arc<Scraper<S, O>>,
     fleet: Arc<Fleet>,
     mut changes: watch::Receiver<u64>,
-    tracker: TaskTracker,
+    tracker: &TaskTracker,
     cancel: CancellationToken,
 ) {
     let tasks = tracker.clone();
@@ -110,10 +110,8 @@ fn reconcile<S: PageSource, O: ScrapeObserver>(
     tasks: &TaskTracker,
     cancel: &CancellationToken,
 ) {
-    let mut wanted: HashMap<u32, (Target, Arc<PodState>)> = snapshot
-        .pods()
-        .filter_map(|pod| Some((pod.state.slot, (Target::of(pod)?, Arc::clone(&pod.state)))))
-        .collect();
+    let mut wanted: HashMap<u32, (Target, Arc<PodState>)> =
+        snapshot.pods().filter_map(|pod| Some((pod.state.slot, (Target::of(pod)?, Arc::clone(&pod.state))))).collect();
     running.retain(|slot, (target, stop)| {
         let unchanged = wanted.get(slot).is_some_and(|(now, _)| now == target);
         if unchanged {
@@ -243,6 +241,3 @@ impl Derived {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -16,8 +16,8 @@ fn names<'a>(pods: impl IntoIterator<Item = &'a Arc<crate::fleet::Pod>>) -> Vec<
     pods.into_iter().map(|pod| pod.spec.key.to_string()).collect()
 }
 
-fn config(text: &str) -> Option<Arc<ModelConfig>> {
-    Some(Arc::new(ModelConfig::parse(text, &PdKnobs::default()).0.unwrap()))
+fn config(text: &str) -> Arc<ModelConfig> {
+    Arc::new(ModelConfig::parse(text, &PdKnobs::default()).0.unwrap())
 }
 
 #[test]
@@ -55,10 +55,7 @@ fn metric_labels_are_filled() {
         (labels.namespace.as_str(), labels.pod.as_str(), labels.model.as_str(), labels.engine_type.as_str()),
         ("default", "a", "m", "sglang")
     );
-    assert_eq!(
-        (labels.roleset.as_str(), labels.role.as_str(), labels.role_replica_index.as_str()),
-        ("rs", "all", "3")
-    );
+    assert_eq!((labels.roleset.as_str(), labels.role.as_str(), labels.role_replica_index.as_str()), ("rs", "all", "3"));
 }
 
 #[test]
@@ -234,21 +231,21 @@ fn the_model_config_is_that_of_the_lowest_key_that_stays() {
         r#"{"profiles": {"default": {"routingStrategy": "pd", "routingConfig": {"promptLenBucketMaxLength": 9}}}}"#,
     );
     let random = config(r#"{"profiles": {"default": {"routingStrategy": "random"}}}"#);
-    let with = |name: &str, config: &Option<Arc<ModelConfig>>| PodSpec { config: config.clone(), ..spec(name) };
+    let with = |name: &str, config: &Arc<ModelConfig>| PodSpec { config: Some(Arc::clone(config)), ..spec(name) };
     let specs = vec![
         with("e", &random),
         with("d", &pd_with_range),
         PodSpec { ready: false, ..with("c", &pd) },
-        with("b", &None),
+        spec("b"),
         PodSpec { terminating: true, ..with("a", &random) },
     ];
     let snapshot = first(&specs);
     let model = snapshot.model("m").unwrap();
-    assert_eq!(model.config, pd);
+    assert_eq!(model.config, Some(pd));
     assert_eq!(model.config_disagreements, 2, "two say random; a range of its own is no disagreement");
 
     let leaving = first(&[PodSpec { terminating: true, ..with("a", &random) }]);
-    assert_eq!(leaving.model("m").unwrap().config, random);
+    assert_eq!(leaving.model("m").unwrap().config, Some(random));
     assert_eq!(first(&[spec("a")]).model("m").unwrap().config, None);
 }
 
@@ -262,8 +259,8 @@ fn r79_ipv6_addresses_get_their_brackets() {
 }
 
 fn any_spec() -> impl Strategy<Value = PodSpec> {
-    (0..5u8, 0..2u8, 0..3u32, 0..3u8, 0..3u8, any::<[bool; 3]>()).prop_map(|(name, model, restarts, role, roleset, b)| {
-        PodSpec {
+    (0..5u8, 0..2u8, 0..3u32, 0..3u8, 0..3u8, any::<[bool; 3]>()).prop_map(
+        |(name, model, restarts, role, roleset, b)| PodSpec {
             model: Arc::from(format!("m{model}")),
             restarts,
             role: [Role::Prefill, Role::Decode, Role::Other][usize::from(role)],
@@ -272,8 +269,8 @@ fn any_spec() -> impl Strategy<Value = PodSpec> {
             terminating: b[1],
             serves_http: b[2],
             ..spec(&format!("p{name}"))
-        }
-    })
+        },
+    )
 }
 
 proptest! {

@@ -115,7 +115,8 @@ fn r92_bad_values_are_dropped_alone_with_one_warning() {
     }
     let (profile, warnings) = profile(r#""text""#);
     assert_eq!((&*profile.knobs, warnings.len()), (&PdKnobs::default(), 1));
-    let (config, warnings) = parse(r#"{"lockedRoutingStrategy": 5, "profiles": {"a": 5, "b": {"routingStrategy": {}}}}"#);
+    let (config, warnings) =
+        parse(r#"{"lockedRoutingStrategy": 5, "profiles": {"a": 5, "b": {"routingStrategy": {}}}}"#);
     assert_eq!((config.locked_strategy.clone(), config.profiles.len(), warnings.len()), (None, 1, 3));
 }
 
@@ -135,7 +136,7 @@ fn every_knob_is_read_nested_and_flat() {
         "decodeLBWeightThroughput": 0.25, "minMatchPct": 100"#;
     let expected = PdKnobs {
         prompt_length_bucketing: true,
-        prefill_request_timeout: Duration::from_secs(60),
+        prefill_request_timeout: Duration::from_mins(1),
         prefill_policy: PrefillPolicy::LeastRequest,
         decode_policy: DecodePolicy::LeastRequest,
         prefill_imbalance_min_spread: 3,
