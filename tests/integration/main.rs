@@ -1,2 +1,9 @@
-//! integration
-fn main() {}
+//! Integration tests: real processes on real sockets. One binary, so that the harness is compiled once.
+//!
+//! `scripts/test.sh` fetches what these tests start (Envoy, Redis) and tells them where it is. No test depends on
+//! another one, on an order, or on a fixed port; everything that waits has a deadline.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests fail by panicking")]
+
+mod envoy_file;
+mod harness;
+mod harness_itself;

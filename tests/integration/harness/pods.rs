@@ -1,0 +1,193 @@
+//! Pod manifests for `--pods`, rewritten atomically.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// One pod.
+#[derive(Clone, Debug)]
+pub struct PodManifest {
+    name: String,
+    manifest: Value,
+}
+
+impl PodManifest {
+    /// A ready pod of `model` behind `address`, with nothing else said about it.
+    pub fn new(name: &str, model: &str, address: SocketAddr) -> PodManifest {
+        let manifest = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "uid": format!("uid-of-{name}"),
+                "labels": {"model.aibrix.ai/name": model, "model.aibrix.ai/port": address.port().to_string()},
+                "annotations": {},
+            },
+            "status": {"podIP": address.ip().to_string()},
+        });
+        PodManifest { name: name.to_owned(), manifest }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes it the `role` (`prefill`, `decode`, …) of a roleset.
+    #[must_use]
+    pub fn role(self, roleset: &str, role: &str) -> PodManifest {
+        self.label("roleset-name", roleset).label("role-name", role)
+    }
+
+    /// Sets the engine label.
+    #[must_use]
+    pub fn engine(self, engine: &str) -> PodManifest {
+        self.label("model.aibrix.ai/engine", engine)
+    }
+
+    /// Sets a label.
+    #[must_use]
+    pub fn label(self, key: &str, value: &str) -> PodManifest {
+        self.set(&["metadata", "labels", key], value.into())
+    }
+
+    /// Sets an annotation.
+    #[must_use]
+    pub fn annotation(self, key: &str, value: &str) -> PodManifest {
+        self.set(&["metadata", "annotations", key], value.into())
+    }
+
+    /// Sets the annotation that holds the routing profiles.
+    #[must_use]
+    pub fn config(self, config: &Value) -> PodManifest {
+        self.annotation("model.aibrix.ai/config", &config.to_string())
+    }
+
+    /// Sets the namespace.
+    #[must_use]
+    pub fn namespace(self, namespace: &str) -> PodManifest {
+        self.set(&["metadata", "namespace"], namespace.into())
+    }
+
+    /// Sets the UID: another one is another incarnation.
+    #[must_use]
+    pub fn uid(self, uid: &str) -> PodManifest {
+        self.set(&["metadata", "uid"], uid.into())
+    }
+
+    /// Sets the address: `""` for a pod without an IP.
+    #[must_use]
+    pub fn ip(self, ip: &str) -> PodManifest {
+        self.set(&["status", "podIP"], ip.into())
+    }
+
+    /// Sets the condition Ready.
+    #[must_use]
+    pub fn ready(self, ready: bool) -> PodManifest {
+        let status = if ready { "True" } else { "False" };
+        self.set(&["status", "conditions"], json!([{"type": "Ready", "status": status}]))
+    }
+
+    /// Marks it as being deleted.
+    #[must_use]
+    pub fn terminating(self) -> PodManifest {
+        self.set(&["metadata", "deletionTimestamp"], "2026-01-01T00:00:00Z".into())
+    }
+
+    /// Sets any field.
+    #[must_use]
+    pub fn set(mut self, path: &[&str], value: Value) -> PodManifest {
+        let mut at = &mut self.manifest;
+        for key in path {
+            at = &mut at[*key];
+        }
+        *at = value;
+        self
+    }
+
+    /// The manifest.
+    pub fn manifest(&self) -> &Value {
+        &self.manifest
+    }
+}
+
+/// The `--pods` argument: one file with a List, or a directory with one file for each pod.
+#[derive(Debug)]
+pub struct PodsFile {
+    directory: TempDir,
+    pods: BTreeMap<String, PodManifest>,
+    one_file: bool,
+}
+
+impl PodsFile {
+    /// All pods in one file.
+    pub fn file(pods: impl IntoIterator<Item = PodManifest>) -> PodsFile {
+        PodsFile::new(pods, true)
+    }
+
+    /// One file for each pod.
+    pub fn directory(pods: impl IntoIterator<Item = PodManifest>) -> PodsFile {
+        PodsFile::new(pods, false)
+    }
+
+    fn new(pods: impl IntoIterator<Item = PodManifest>, one_file: bool) -> PodsFile {
+        let directory = tempfile::Builder::new().prefix("pods-").tempdir().expect("temporary directory");
+        std::fs::create_dir(directory.path().join("pods")).expect("pods directory");
+        let pods = pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
+        let mut file = PodsFile { directory, pods, one_file };
+        file.write();
+        file
+    }
+
+    /// What to pass to `--pods`.
+    pub fn path(&self) -> PathBuf {
+        if self.one_file { self.directory.path().join("pods/pods.yaml") } else { self.directory.path().join("pods") }
+    }
+
+    /// Adds pods, or replaces those of the same name.
+    pub fn put(&mut self, pods: impl IntoIterator<Item = PodManifest>) {
+        self.pods.extend(pods.into_iter().map(|pod| (pod.name.clone(), pod)));
+        self.write();
+    }
+
+    /// Changes a pod.
+    pub fn change(&mut self, name: &str, change: impl FnOnce(PodManifest) -> PodManifest) {
+        let pod = self.pods.get(name).cloned().unwrap_or_else(|| panic!("no pod {name}"));
+        self.put([change(pod)]);
+    }
+
+    /// Removes a pod.
+    pub fn remove(&mut self, name: &str) {
+        assert!(self.pods.remove(name).is_some(), "no pod {name}");
+        self.write();
+    }
+
+    /// Each file is written beside its place and renamed into it, so that a reader sees the old or the new one.
+    fn write(&mut self) {
+        let pods: Vec<&Value> = self.pods.values().map(PodManifest::manifest).collect();
+        if self.one_file {
+            let list = json!({"apiVersion": "v1", "kind": "List", "items": pods});
+            return self.replace(&self.path(), &list);
+        }
+        for (name, pod) in &self.pods {
+            self.replace(&self.path().join(format!("{name}.json")), pod.manifest());
+        }
+        for entry in std::fs::read_dir(self.path()).expect("read the pods directory") {
+            let path = entry.expect("directory entry").path();
+            let name = path.file_stem().expect("file name").to_string_lossy().into_owned();
+            if !self.pods.contains_key(&name) {
+                std::fs::remove_file(path).expect("remove a manifest");
+            }
+        }
+    }
+
+    fn replace(&self, path: &Path, content: &Value) {
+        let beside = self.directory.path().join("new");
+        std::fs::write(&beside, serde_json::to_vec_pretty(content).expect("JSON")).expect("write a manifest");
+        std::fs::rename(beside, path).expect("move a manifest");
+    }
+}
