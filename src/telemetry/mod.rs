@@ -15,4 +15,7 @@ pub use metrics::{
     PrefillOutcome, PrefillStage, PrefixIndexStats, metrics_markdown,
 };
 pub use record::{Outcome, RequestRecord, Timings};
-pub use trace::{LegSpan, RequestTrace, TraceParent, Tracing};
+pub use trace::{
+    LegSpan, LoggingError, RequestTrace, SelectedTarget, TraceParent, Tracer, Tracing, TracingError, init_logging,
+    request_id,
+};
