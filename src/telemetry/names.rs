@@ -138,7 +138,7 @@ metrics! {
     SnapshotAge "tandem_snapshot_age_seconds" Decimal &[],
         "Time since that snapshot was put in place.";
     ConfigErrors "tandem_config_errors" Gauge &[],
-        "Settings, and annotations of pods, that kept an older or default value because theirs is not usable.";
+        "Settings that kept their default because the value is not usable, and problems of the pods' manifests.";
     Rejected "tandem_rejected_total" Counter &["limit"],
         "Requests refused because this replica holds too many `streams` or `buffered_bytes`.";
     BufferedBytes "tandem_buffered_bytes" Gauge &[],
