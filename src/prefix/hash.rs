@@ -18,19 +18,16 @@ pub fn block_hashes(bytes: &[u8], block_size: usize, seed: u64) -> BlockHashes {
     let mut hashes = Vec::with_capacity(bytes.len() / block_size);
     let mut buffer = [0u8; 8 + BUFFERED_BLOCK];
     for block in bytes.chunks_exact(block_size) {
-        previous = match buffer.get_mut(..8 + block_size) {
-            Some(joined) => {
-                let (head, tail) = joined.split_at_mut(8);
-                head.copy_from_slice(&previous.to_le_bytes());
-                tail.copy_from_slice(block);
-                xxh64(joined, seed)
-            }
-            None => {
-                let mut hasher = Xxh64::new(seed);
-                hasher.update(&previous.to_le_bytes());
-                hasher.update(block);
-                hasher.digest()
-            }
+        previous = if let Some(joined) = block_size.checked_add(8).and_then(|end| buffer.get_mut(..end)) {
+            let (head, tail) = joined.split_at_mut(8);
+            head.copy_from_slice(&previous.to_le_bytes());
+            tail.copy_from_slice(block);
+            xxh64(joined, seed)
+        } else {
+            let mut hasher = Xxh64::new(seed);
+            hasher.update(&previous.to_le_bytes());
+            hasher.update(block);
+            hasher.digest()
         };
         hashes.push(previous);
     }

@@ -160,7 +160,7 @@ impl PrefixIndex {
     /// any more anyway, because slots are never used twice. Never waits.
     pub fn forget(&self, slot: u32) {
         // A full queue loses nothing but time: see `FORGET_QUEUE`.
-        drop(self.forgets.push(slot));
+        let _ = self.forgets.push(slot);
     }
 
     /// Applies what waits, drops what is too old, and looks for what departed pods left. A background task calls this

@@ -67,8 +67,8 @@ impl Lru {
         self.node(index).filter(|node| node.newer != FREE).map(|node| node.key)
     }
 
-    /// Makes a node at the newest end.
-    pub(super) fn insert(&mut self, key: u64, now: u32) -> u32 {
+    /// Makes a node right behind `leader`, that is, to be evicted just before it; without a leader, at the newest end.
+    pub(super) fn insert(&mut self, key: u64, now: u32, leader: Option<u32>) -> u32 {
         let index = if let Some(node) = self.node(self.free) {
             let index = self.free;
             self.free = node.older;
@@ -86,16 +86,16 @@ impl Lru {
         if let Some(node) = self.node_mut(index) {
             node.key = key;
         }
-        self.link_newest(index, now);
+        self.link(index, now, leader);
         self.len += 1;
         index
     }
 
-    /// Moves a node to the newest end.
-    pub(super) fn touch(&mut self, index: u32, now: u32) {
-        if self.key(index).is_some() {
+    /// Moves a node to the place where [`Lru::insert`] would have made it.
+    pub(super) fn touch(&mut self, index: u32, now: u32, leader: Option<u32>) {
+        if self.key(index).is_some() && leader != Some(index) {
             self.unlink(index);
-            self.link_newest(index, now);
+            self.link(index, now, leader);
         }
     }
 
@@ -119,18 +119,22 @@ impl Lru {
         self.node(self.oldest).map(|node| (self.oldest, node.key, node.last))
     }
 
-    fn link_newest(&mut self, index: u32, now: u32) {
-        let older = self.newest;
+    fn link(&mut self, index: u32, now: u32, leader: Option<u32>) {
+        let leader = leader.filter(|leader| self.key(*leader).is_some()).unwrap_or(NONE);
+        let older = self.node(leader).map_or(self.newest, |node| node.older);
         if let Some(node) = self.node_mut(index) {
-            node.newer = NONE;
+            node.newer = leader;
             node.older = older;
             node.last = now;
+        }
+        match self.node_mut(leader) {
+            Some(node) => node.older = index,
+            None => self.newest = index,
         }
         match self.node_mut(older) {
             Some(node) => node.newer = index,
             None => self.oldest = index,
         }
-        self.newest = index;
     }
 
     fn unlink(&mut self, index: u32) {
@@ -163,12 +167,21 @@ mod tests {
                 match kind {
                     0 | 1 => {
                         let key = u64::from(now) << 8;
-                        model.push((lru.insert(key, now), key, now));
+                        let leader = model.get(at).map(|(node, _, _)| *node);
+                        let place = if leader.is_some() { at } else { model.len() };
+                        model.insert(place, (lru.insert(key, now, leader), key, now));
                     }
                     2 if at < model.len() => {
                         let (node, key, _) = model.remove(at);
-                        lru.touch(node, now);
-                        model.push((node, key, now));
+                        // The next newer one leads, so it stays where it was, with a new time.
+                        let leader = model.get(at).map(|(node, _, _)| *node);
+                        lru.touch(node, now, leader);
+                        model.insert(at, (node, key, now));
+                        if key % 3 == 0 {
+                            model.remove(at);
+                            lru.touch(node, now, None);
+                            model.push((node, key, now));
+                        }
                     }
                     3 if at < model.len() => {
                         let (node, _, _) = model.remove(at);
@@ -196,8 +209,10 @@ mod tests {
     fn freed_nodes_are_used_again() {
         let mut lru = Lru::new();
         for round in 0..10u32 {
-            let nodes: Vec<u32> = (0..5000).map(|key| lru.insert(key, round)).collect();
-            nodes.into_iter().for_each(|node| lru.remove(node));
+            let nodes: Vec<u32> = (0..5000).map(|key| lru.insert(key, round, None)).collect();
+            for node in nodes {
+                lru.remove(node);
+            }
         }
         assert_eq!((lru.len(), lru.high_water(), lru.oldest()), (0, 5000, None));
         assert_eq!(lru.allocated(), 5000usize.div_ceil(CHUNK) * CHUNK * NODE_BYTES);

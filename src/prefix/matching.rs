@@ -20,9 +20,11 @@ impl Matching {
     pub(super) fn start(candidates: &[u32], holders: &[u32]) -> Matching {
         let mut pairs: Vec<(u32, u32)> = (0u32..)
             .zip(candidates)
-            .filter(|(_, slot)| {
-                if holders.len() <= FEW { holders.contains(slot) } else { holders.binary_search(slot).is_ok() }
-            })
+            .filter(
+                |(_, slot)| {
+                    if holders.len() <= FEW { holders.contains(slot) } else { holders.binary_search(slot).is_ok() }
+                },
+            )
             .map(|(position, slot)| (*slot, position))
             .collect();
         pairs.sort_unstable();

@@ -129,7 +129,8 @@ mod tests {
     fn the_end_of_a_very_long_text_still_counts() {
         let long = "é".repeat(MAX_ENCODED_BYTES);
         let (one, other) = (format!("{long}x"), format!("{long}y"));
-        let (one, other) = (tokenize(Tokenizer::Tiktoken, one.as_bytes()), tokenize(Tokenizer::Tiktoken, other.as_bytes()));
+        let (one, other) =
+            (tokenize(Tokenizer::Tiktoken, one.as_bytes()), tokenize(Tokenizer::Tiktoken, other.as_bytes()));
         assert_ne!(one, other);
         assert_eq!(one.len(), other.len());
         assert_eq!(one.last(), Some(&b'x'));

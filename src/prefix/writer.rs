@@ -137,41 +137,51 @@ impl Writer {
     }
 
     /// Stores that `slot` holds `keys`, which are the blocks of one prompt in order. Returns how many were stored.
-    pub(super) fn put(&mut self, map: &Map, keys: impl DoubleEndedIterator<Item = u64>, slot: u32) -> usize {
+    pub(super) fn put(&mut self, map: &Map, keys: impl Iterator<Item = u64>, slot: u32) -> usize {
         if self.departed.contains_key(&slot) {
             return 0;
         }
+        // Each block goes behind its predecessor: eviction then takes the end of a prompt before its start, without
+        // which the rest is worth nothing.
+        let mut leader = None;
         let mut blocks = 0;
-        // Last block first: eviction then takes the end of a prompt before its start, without which the rest is
-        // worth nothing.
-        for key in keys.rev() {
-            self.put_block(map, key, slot);
+        for key in keys {
+            let node = self.put_block(map, key, slot, leader);
             blocks += 1;
+            if self.lru.key(node) != Some(key) {
+                // Evicted at once: the budget is full of this prompt's own start.
+                break;
+            }
+            leader = Some(node);
         }
         blocks
     }
 
-    fn put_block(&mut self, map: &Map, key: u64, slot: u32) {
+    fn put_block(&mut self, map: &Map, key: u64, slot: u32, leader: Option<u32>) -> u32 {
         let now = self.now;
         // Pinned per block: a long pin would hold back the memory of every replaced entry.
         let map = map.pin();
-        if let Some(entry) = map.get(&key) {
-            self.lru.touch(entry.node, now);
+        let node = if let Some(entry) = map.get(&key) {
+            let node = entry.node;
+            self.lru.touch(node, now, leader);
             let known = entry.holders.touch(slot, now);
             if known && !entry.holders.any_goes(|slot, put| self.stays(slot, put)) {
-                return;
+                return node;
             }
             if let Some(holders) = entry.holders.rebuilt(Some((slot, now)), |slot, put| self.stays(slot, put)) {
                 self.list_bytes = self.list_bytes + holders.heap_bytes() - entry.holders.heap_bytes();
-                map.insert(key, Entry { node: entry.node, holders });
+                map.insert(key, Entry { node, holders });
             }
+            node
         } else {
             while self.lru.len() >= self.sizing.max_entries && self.evict_oldest(&map) {}
-            let node = self.lru.insert(key, now);
+            let node = self.lru.insert(key, now, leader);
             map.insert(key, Entry { node, holders: Holders::one(slot, now) });
             self.peak = self.peak.max(self.lru.len());
-        }
+            node
+        };
         while self.bytes() > self.sizing.bytes && self.evict_oldest(&map) {}
+        node
     }
 
     fn evict_oldest(&mut self, map: &Pinned<'_>) -> bool {
