@@ -25,6 +25,8 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use bucket::largest_bound;
+
 use crate::clock::Tick;
 use crate::fleet::{Model, Pod};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
@@ -297,5 +299,3 @@ fn charge(decision: &Decision) -> (Option<PrefillCharge>, DecodeCharge) {
         Target::Single { pod, .. } => (None, DecodeCharge::open(&pod.state)),
     }
 }
-
-pub use bucket::largest_bound;
