@@ -77,6 +77,7 @@ fn model(rolesets: usize, per_side: usize) -> Model {
         config: None,
         config_disagreements: 0,
         commit: Arc::new(Commit::default()),
+        ..Model::default()
     }
 }
 

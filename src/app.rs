@@ -1,1 +1,350 @@
-//! Composition root.
+//! The composition root: builds everything, passes it in, spawns into task trackers, stops in order.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::server::TcpIncoming;
+
+use crate::admin::{self, AdminState, Readiness};
+use crate::clock::Clock;
+use crate::discovery::{self, DepartedListener, FleetBuilder, POLL_INTERVAL, PodFiles, PodReader};
+use crate::drive::Driver;
+use crate::exchange::{Budget, World};
+use crate::ext_proc::Processor;
+use crate::fleet::{Engine, Fleet};
+use crate::front;
+use crate::knobs::{Knobs, Report};
+use crate::prefix::PrefixIndex;
+use crate::rng::Seeds;
+use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
+use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
+
+/// HTTP/2 flow-control window of one ext_proc stream, bytes: a 1 MiB prompt arrives without waiting for a round trip.
+const STREAM_WINDOW: u32 = 1 << 20;
+/// The same for one connection from Envoy, which carries thousands of streams.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Dead Envoys are noticed this fast.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+/// The gRPC health service name that the reference gateway registers.
+const HEALTH_SERVICE: &str = "gateway-plugin";
+/// How often offered prefix entries are taken in: far below the time in which a follow-up request can come.
+const PREFIX_BEAT: Duration = Duration::from_millis(5);
+/// How long tasks may take to end after they have been cut.
+const CUT_GRACE: Duration = Duration::from_secs(2);
+
+/// Where pods come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A file or directory of Pod manifests, watched.
+    Pods(PathBuf),
+    /// An endpoints file of the reference gateway's standalone mode, read once.
+    Standalone(PathBuf),
+    /// Manifests in memory (quickstart).
+    Manifests(String),
+}
+
+/// What to serve, and where.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// ext_proc listener, `host:port`; an empty host means every address.
+    pub grpc: String,
+    /// Admin listener.
+    pub http: String,
+    /// HTTP front listener; `None` = off.
+    pub front: Option<String>,
+    /// Pods.
+    pub source: Source,
+}
+
+/// The addresses that were bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Addresses {
+    /// ext_proc.
+    pub grpc: SocketAddr,
+    /// Admin.
+    pub http: SocketAddr,
+    /// Front.
+    pub front: Option<SocketAddr>,
+}
+
+/// A running gateway replica.
+#[derive(Debug)]
+pub struct Gateway {
+    addresses: Addresses,
+    knobs: Arc<Knobs>,
+    readiness: Arc<Readiness>,
+    health: tonic_health::server::HealthReporter,
+    world: Arc<World>,
+    /// Requests and the connections that carry them.
+    exchanges: TaskTracker,
+    /// Discovery, scraping, admin: whatever serves until the end.
+    background: TaskTracker,
+    stop_accepting: CancellationToken,
+    cut: CancellationToken,
+    stop_background: CancellationToken,
+}
+
+impl Gateway {
+    /// Binds, builds and starts everything.
+    pub async fn start(options: Options, knobs: Knobs, report: Report, tracing: Option<&Tracing>) -> Result<Gateway> {
+        let clock = Clock::system();
+        let knobs = Arc::new(knobs);
+        let metrics = Arc::new(Metrics::new(&knobs.gateway_pod).with_ttft_threshold(knobs.ttft_threshold));
+        metrics.set_config_errors(report.config_errors);
+        let prefix = Arc::new(PrefixIndex::new(&knobs.prefix));
+        let fleet = Arc::new(Fleet::default());
+        let background = TaskTracker::new();
+        let stop_background = CancellationToken::new();
+
+        let grpc = bind(&options.grpc).await?;
+        let http = bind(&options.http).await?;
+        let front = match &options.front {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        let addresses = Addresses {
+            grpc: grpc.local_addr()?,
+            http: http.local_addr()?,
+            front: front.as_ref().map(TcpListener::local_addr).transpose()?,
+        };
+
+        let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
+        let readiness = Arc::new(Readiness::default());
+        discover(&options.source, &builder, &knobs, &background, &stop_background).await?;
+
+        let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
+        let world = Arc::new(World {
+            fleet: Arc::clone(&fleet),
+            prefix: Arc::clone(&prefix),
+            metrics: Arc::clone(&metrics),
+            buffered: Budget::new(knobs.limits.max_buffered_bytes),
+            streams: Budget::new(knobs.limits.max_streams),
+            hash_seed,
+            attempts: AtomicU64::new(0),
+            knobs: Arc::clone(&knobs),
+        });
+        let exchanges = TaskTracker::new();
+        let (stop_accepting, cut) = (CancellationToken::new(), CancellationToken::new());
+        let seeds = Seeds::new(uuid::Uuid::new_v4().as_u64_pair().0);
+        let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
+        let driver = Arc::new(Driver::new(Arc::clone(&world), clock, seeds, tracer, exchanges.clone(), cut.clone()));
+
+        background.spawn(keep_prefix_index(prefix, clock, stop_background.clone()));
+        background.spawn(note_snapshots(builder.subscribe(), Arc::clone(&metrics), clock, stop_background.clone()));
+        let scraper = Arc::new(Scraper {
+            knobs: knobs.scrape.clone(),
+            pages: HttpPages::new(&knobs.scrape),
+            observer: CountScrapes(Arc::clone(&metrics)),
+            clock,
+            seed: uuid::Uuid::new_v4().as_u64_pair().0,
+        });
+        scrape::start(scraper, Arc::clone(&fleet), builder.subscribe(), &background, stop_background.clone());
+
+        let spans_dropped = tracing.map(Tracing::dropped_counter);
+        let (problems, held) = (Arc::clone(&builder), Arc::clone(&world));
+        let state = AdminState {
+            fleet: Arc::clone(&fleet),
+            metrics: Arc::clone(&metrics),
+            readiness: Arc::clone(&readiness),
+            problems: Arc::new(move || problems.problems().texts),
+            report: Arc::new(report),
+            clock,
+            max_metric_age: knobs.scrape.max_age,
+            before_metrics: Arc::new(move |metrics| {
+                metrics.set_buffered_bytes(held.buffered.used() as u64);
+                let index = held.prefix.stats();
+                metrics.set_prefix_index(PrefixIndexStats {
+                    entries: index.entries,
+                    bytes: index.bytes,
+                    evictions: index.evictions,
+                    dropped_updates: index.dropped_updates,
+                });
+                if let Some(dropped) = &spans_dropped {
+                    metrics.set_spans_dropped(dropped());
+                }
+            }),
+        };
+        let router = admin::router(state);
+        let stopped = stop_background.clone();
+        background.spawn(async move {
+            let served = axum::serve(http, router).with_graceful_shutdown(async move { stopped.cancelled().await });
+            if let Err(error) = served.await {
+                tracing::error!(%error, "the admin server ended");
+            }
+        });
+
+        let (health, health_service) = tonic_health::server::health_reporter();
+        set_serving(&health, true).await;
+        let server = tonic::transport::Server::builder()
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .add_service(health_service)
+            .add_service(Processor::service(Arc::clone(&driver)));
+        let stopped = stop_accepting.clone();
+        background.spawn(async move {
+            // Replies are small and each is waited for: they must not linger in the kernel.
+            let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
+            if let Err(error) = server.serve_with_incoming_shutdown(incoming, stopped.cancelled_owned()).await {
+                tracing::error!(%error, "the ext_proc server ended");
+            }
+        });
+        if let Some(listener) = front {
+            let models = Arc::new(move || admin::models_page(&fleet.load()).to_string().into());
+            background.spawn(front::serve(listener, driver, models, exchanges.clone(), stop_accepting.clone()));
+        }
+        Ok(Gateway {
+            addresses,
+            knobs,
+            readiness,
+            health,
+            world,
+            exchanges,
+            background,
+            stop_accepting,
+            cut,
+            stop_background,
+        })
+    }
+
+    /// The addresses that were bound.
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// What its exchanges share.
+    pub fn world(&self) -> &Arc<World> {
+        &self.world
+    }
+
+    /// Goes away without losing a request: readiness off while still serving, so that Envoy's health checks notice;
+    /// then no new streams; running ones may end; what is left after the drain timeout is cut.
+    pub async fn drain(self) {
+        self.readiness.drain();
+        set_serving(&self.health, false).await;
+        tracing::info!(
+            propagation_s = self.knobs.drain.propagation.as_secs_f64(),
+            timeout_s = self.knobs.drain.timeout.as_secs_f64(),
+            "draining"
+        );
+        tokio::time::sleep(self.knobs.drain.propagation).await;
+        self.stop_accepting.cancel();
+        self.exchanges.close();
+        if tokio::time::timeout(self.knobs.drain.timeout, self.exchanges.wait()).await.is_err() {
+            tracing::warn!(streams = self.world.streams.used(), "the drain timeout has passed; cutting what is left");
+            self.cut.cancel();
+            let _ = tokio::time::timeout(CUT_GRACE, self.exchanges.wait()).await;
+        }
+        self.stop_background.cancel();
+        self.background.close();
+        // A connection that Envoy keeps open without a stream must not hold the process.
+        let _ = tokio::time::timeout(CUT_GRACE, self.background.wait()).await;
+        tracing::info!("stopped");
+    }
+}
+
+async fn set_serving(health: &tonic_health::server::HealthReporter, serving: bool) {
+    let status = if serving { tonic_health::ServingStatus::Serving } else { tonic_health::ServingStatus::NotServing };
+    health.set_service_status(HEALTH_SERVICE, status).await;
+    health.set_service_status("", status).await;
+}
+
+/// `:port` (Go's spelling of "every address") tries IPv6 with IPv4 first and IPv4 alone when there is no IPv6.
+async fn bind(address: &str) -> Result<TcpListener> {
+    let bound = match address.strip_prefix(':') {
+        Some(port) => match TcpListener::bind(format!("[::]:{port}")).await {
+            Ok(listener) => Ok(listener),
+            Err(_) => TcpListener::bind(format!("0.0.0.0:{port}")).await,
+        },
+        None => TcpListener::bind(address).await,
+    };
+    bound.with_context(|| format!("cannot listen on {address}"))
+}
+
+/// Pods that left take their prefix entries with them.
+fn forget_departed(prefix: &Arc<PrefixIndex>) -> DepartedListener {
+    let prefix = Arc::clone(prefix);
+    Arc::new(move |departed| departed.iter().for_each(|pod| prefix.forget(pod.slot)))
+}
+
+/// Keeps the age of the snapshot honest.
+async fn note_snapshots(
+    mut versions: tokio::sync::watch::Receiver<u64>,
+    metrics: Arc<Metrics>,
+    clock: Clock,
+    stop: CancellationToken,
+) {
+    metrics.snapshot_stored(clock.now());
+    loop {
+        tokio::select! {
+            changed = versions.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            () = stop.cancelled() => return,
+        }
+        metrics.snapshot_stored(clock.now());
+    }
+}
+
+struct CountScrapes(Arc<Metrics>);
+
+impl ScrapeObserver for CountScrapes {
+    fn fail(&self, pod: &PodLabels) {
+        self.0.scrape_failed(pod);
+    }
+
+    fn missing(&self, engine: Engine, metric: &'static str) {
+        self.0.engine_metric_missing(engine.name(), metric);
+    }
+}
+
+/// Applies what selections offered to the prefix index, which has one writer.
+async fn keep_prefix_index(prefix: Arc<PrefixIndex>, clock: Clock, stop: CancellationToken) {
+    let mut beat = tokio::time::interval(PREFIX_BEAT);
+    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = beat.tick() => {}
+            () = stop.cancelled() => return,
+        }
+        while prefix.drain(clock.now()).more {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+async fn discover(
+    source: &Source,
+    builder: &Arc<FleetBuilder>,
+    knobs: &Arc<Knobs>,
+    background: &TaskTracker,
+    stop: &CancellationToken,
+) -> Result<()> {
+    match source {
+        Source::Pods(path) => {
+            let files = PodFiles::new(path.clone(), Arc::clone(&knobs.pd));
+            discovery::watch_files(files, Arc::clone(builder), POLL_INTERVAL, background, stop.clone()).await;
+        }
+        Source::Standalone(path) => {
+            builder.apply(discovery::load_endpoints(path)?);
+        }
+        Source::Manifests(text) => {
+            let documents = discovery::read_documents(text);
+            let mut reader = PodReader::new(Arc::clone(&knobs.pd));
+            let readings: Vec<_> = documents.pods.iter().map(|manifest| reader.read(manifest)).collect();
+            let problems = documents.broken.iter().map(ToString::to_string);
+            builder.set_problems(problems.chain(readings.iter().flat_map(|read| read.problems.clone())).collect());
+            builder.apply(readings.into_iter().filter_map(|read| read.spec).collect());
+        }
+    }
+    Ok(())
+}

@@ -148,8 +148,11 @@ impl Reason {
     /// name, which [`ApiError::with_header`] adds.
     pub fn markers(self) -> &'static [&'static str] {
         match self {
-            Reason::BodyInvalid | Reason::BodyTooLarge | Reason::BodyTruncated => &["x-error-request-body-processing"],
-            Reason::UnknownPath | Reason::MethodNotAllowed => &["x-error-request-body-processing"],
+            Reason::BodyInvalid
+            | Reason::BodyTooLarge
+            | Reason::BodyTruncated
+            | Reason::UnknownPath
+            | Reason::MethodNotAllowed => &["x-error-request-body-processing"],
             Reason::ModelMissing => &["x-error-request-body-processing", "x-error-no-model-in-request"],
             Reason::MultipartInvalid => &["x-error-multipart-parsing"],
             Reason::NoRoutablePods => &["x-error-no-model-backends"],

@@ -111,15 +111,18 @@ async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// The reference gateway's list of models (its section 1.1).
 async fn models(State(state): State<AdminState>) -> Json<Value> {
-    let snapshot = state.fleet.load();
+    Json(models_page(&state.fleet.load()))
+}
+
+/// The reference gateway's list of models (its section 1.1), which the HTTP front serves too.
+pub fn models_page(snapshot: &Snapshot) -> Value {
     let names: BTreeSet<&str> = snapshot.models.keys().map(|name| &**name).collect();
     let data: Vec<Value> = names
         .into_iter()
         .map(|name| json!({"id": name, "object": "model", "created": 0, "owned_by": "aibrix"}))
         .collect();
-    Json(json!({"object": "list", "data": data}))
+    json!({"object": "list", "data": data})
 }
 
 async fn method_not_allowed() -> impl IntoResponse {

@@ -58,6 +58,7 @@ fn model(pods: Vec<Arc<Pod>>) -> Model {
         config_disagreements: 0,
         commit: Arc::new(Commit::default()),
         pods,
+        ..Model::default()
     }
 }
 

@@ -1,1 +1,168 @@
-//! drive
+//! The one task that runs an exchange: it feeds the machine events and carries out its effects over tokio.
+//!
+//! The task waits for whichever comes first: the peer (Envoy, or the HTTP front), the prefill leg, work on the
+//! prompt, the end of a shutdown. A message that already waits is taken first, so nothing is lost. When the task
+//! ends, for whatever reason, the prefill leg is dropped with it, and with the leg its connection.
+
+mod peer;
+mod trace;
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use http::HeaderMap;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use peer::{Incoming, Peer};
+
+use crate::clock::Clock;
+use crate::engines::leg::{EngineClient, LegOutcome};
+use crate::error::{ApiError, Reason};
+use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
+use crate::rng::Seeds;
+use crate::telemetry::{Tracer, request_id};
+use trace::Spans;
+
+/// Runs exchanges.
+#[derive(Debug)]
+pub struct Driver {
+    world: Arc<World>,
+    client: EngineClient,
+    clock: Clock,
+    seeds: Seeds,
+    tracer: Tracer,
+    tasks: TaskTracker,
+    /// Cancelled when the drain timeout of a shutdown has passed.
+    cut: CancellationToken,
+}
+
+type Pending<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
+
+/// Waits for a future that may not be there.
+async fn arrived<T>(pending: &mut Pending<T>) -> T {
+    match pending {
+        Some(future) => {
+            let value = future.as_mut().await;
+            *pending = None;
+            value
+        }
+        None => std::future::pending().await,
+    }
+}
+
+impl Driver {
+    /// A driver whose tasks run in `tasks` and are cut by `cut`.
+    pub fn new(
+        world: Arc<World>,
+        clock: Clock,
+        seeds: Seeds,
+        tracer: Tracer,
+        tasks: TaskTracker,
+        cut: CancellationToken,
+    ) -> Driver {
+        Driver { world, client: EngineClient::new(), clock, seeds, tracer, tasks, cut }
+    }
+
+    /// What exchanges share.
+    pub fn world(&self) -> &Arc<World> {
+        &self.world
+    }
+
+    /// The client for engines.
+    pub fn client(&self) -> &EngineClient {
+        &self.client
+    }
+
+    /// Runs one exchange in a task of its own. `metadata` are the headers of the call that carries it (gRPC
+    /// metadata), where Envoy puts its trace context. A panic ends this exchange alone: the client gets a 500.
+    pub fn spawn<P: Peer>(self: &Arc<Self>, mut peer: P, metadata: HeaderMap) {
+        let driver = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let run = AssertUnwindSafe(driver.run(&mut peer, &metadata)).catch_unwind();
+            if run.await.is_err() {
+                driver.world.metrics.panic_caught();
+                tracing::error!("an exchange panicked; its client gets a 500");
+                peer.crashed().await;
+            }
+        });
+    }
+
+    async fn run<P: Peer>(&self, peer: &mut P, metadata: &HeaderMap) {
+        let mut exchange = Exchange::new(Arc::clone(&self.world), P::ADAPTER, self.seeds.next(), self.clock.now());
+        let mut spans = Spans::default();
+        let mut prefill: Pending<LegOutcome> = None;
+        let mut prepare: Pending<Prepared> = None;
+        let mut effects = Vec::with_capacity(4);
+        while !exchange.ended() {
+            let incoming = tokio::select! {
+                biased;
+                incoming = peer.next() => incoming,
+                outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
+                prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
+                () = self.cut.cancelled() => Incoming::Event(Event::Shutdown),
+            };
+            let event = match incoming {
+                Incoming::Event(event) => event,
+                Incoming::Head { method, path, headers, end } => {
+                    spans.begin(&self.tracer, &headers, metadata);
+                    let random = uuid::Uuid::new_v4();
+                    let request_id = request_id(spans.trace_id(), headers.get("traceparent"), random);
+                    let id_is_unique = request_id == random.to_string();
+                    spans.set_request_id(&request_id);
+                    Event::Head(RequestHead { request_id, id_is_unique, method, path, headers, end })
+                }
+                Incoming::Misconfigured(text) => {
+                    tracing::error!(text, "the peer is set up in a way that cannot work");
+                    peer.apply(Effect::Refuse(Box::new(ApiError::new(Reason::Internal, text)))).await;
+                    exchange.on(self.clock.now(), Event::Gone, &mut effects);
+                    return;
+                }
+            };
+            spans.before(&event, exchange.record());
+            // What the machine logs carries the request's id and joins its trace.
+            spans.in_scope(|| exchange.on(self.clock.now(), event, &mut effects));
+            for effect in effects.drain(..) {
+                match effect {
+                    Effect::Prepare(job) => prepare = Some(Box::pin(off_the_loop(*job))),
+                    Effect::StartPrefill(mut call) => {
+                        let add = spans.prefill(exchange.record(), &call.address);
+                        replace_trace_headers(&mut call.headers, &add);
+                        let client = self.client.clone();
+                        prefill = Some(Box::pin(async move { client.prefill(*call).await }));
+                    }
+                    Effect::CancelPrefill => prefill = None,
+                    Effect::Route(mut plan) => {
+                        let add = spans.hand_over(exchange.record(), plan.address.as_deref());
+                        replace_trace_headers(&mut plan.headers, &add);
+                        peer.route(*plan, add).await;
+                    }
+                    Effect::End(record) => {
+                        spans.finish(&record);
+                        self.world.metrics.finish(&record);
+                    }
+                    effect => peer.apply(effect).await,
+                }
+            }
+        }
+    }
+}
+
+/// The legs carry this trace's context instead of the client's.
+fn replace_trace_headers(headers: &mut HeaderMap, trace: &HeaderMap) {
+    for (name, value) in trace {
+        headers.insert(name.clone(), value.clone());
+    }
+}
+
+/// Runs a job on a blocking thread; should that fail, on this one.
+async fn off_the_loop(job: PrepareJob) -> Prepared {
+    let fallback = job.clone();
+    match tokio::task::spawn_blocking(move || job.run()).await {
+        Ok(prepared) => prepared,
+        Err(_) => fallback.run(),
+    }
+}

@@ -1,1 +1,191 @@
-//! The prefill call.
+//! The prefill call: one HTTP/1.1 exchange with one pod. Dropping the future closes the connection, which is how an
+//! engine learns that nobody waits any more.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+/// Why a prefill leg failed.
+pub use crate::telemetry::PrefillFailureClass as LegFailure;
+use crate::telemetry::PrefillOutcome;
+
+/// How a prefill leg ended.
+#[derive(Clone, Debug)]
+pub enum LegOutcome {
+    /// The pod answered; any status.
+    Answered {
+        /// Its status.
+        status: StatusCode,
+        /// Its content type.
+        content_type: Option<HeaderValue>,
+        /// Its whole body.
+        body: Bytes,
+    },
+    /// It did not.
+    Failed {
+        /// The class.
+        class: LegFailure,
+        /// For the log and, shortened, for the client. Names no address.
+        detail: String,
+    },
+}
+
+impl LegOutcome {
+    /// The class of a failed leg. An answer of 200 that got here could not be used.
+    pub fn failure_class(&self) -> LegFailure {
+        match self {
+            LegOutcome::Failed { class, .. } => *class,
+            LegOutcome::Answered { status: StatusCode::OK, .. } => LegFailure::BadResponse,
+            LegOutcome::Answered { .. } => LegFailure::HttpStatus,
+        }
+    }
+
+    /// How the metrics of the leg count a failure.
+    pub fn metric_outcome(&self) -> PrefillOutcome {
+        match self {
+            LegOutcome::Answered { status, .. } if *status != StatusCode::OK => {
+                PrefillOutcome::HttpError(status.as_u16())
+            }
+            LegOutcome::Failed { class: LegFailure::Timeout, .. } => PrefillOutcome::DeadlineExceeded,
+            LegOutcome::Failed { class: LegFailure::Canceled, .. } => PrefillOutcome::Canceled,
+            LegOutcome::Answered { .. } | LegOutcome::Failed { .. } => PrefillOutcome::Error,
+        }
+    }
+}
+
+/// The call to make.
+#[derive(Clone, Debug)]
+pub struct LegRequest {
+    /// `host:port`, IPv6 in brackets.
+    pub address: std::sync::Arc<str>,
+    /// Path with query.
+    pub path: String,
+    /// Complete headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+    /// Bound on the whole exchange.
+    pub timeout: Duration,
+    /// Bound on the answer, bytes.
+    pub max_answer_bytes: usize,
+}
+
+/// Engines run behind uvicorn, which closes idle connections after 5 s; a pool that keeps them longer races it.
+const POOL_IDLE: Duration = Duration::from_secs(3);
+/// A pod that does not even accept a connection for this long is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Idle connections kept for one pod.
+const POOL_PER_HOST: usize = 64;
+
+/// An HTTP client for engines. Cheap to clone; clones share the pool.
+#[derive(Clone, Debug)]
+pub struct EngineClient {
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+impl Default for EngineClient {
+    fn default() -> Self {
+        EngineClient::new()
+    }
+}
+
+impl EngineClient {
+    /// A client with its own pool.
+    pub fn new() -> EngineClient {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let client = Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(POOL_IDLE)
+            .pool_max_idle_per_host(POOL_PER_HOST)
+            .pool_timer(TokioTimer::new())
+            .build(connector);
+        EngineClient { client }
+    }
+
+    /// Sends a POST and hands out the answer as it streams. Used for the decode leg of the HTTP front.
+    pub async fn post(
+        &self,
+        address: &str,
+        path: &str,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<http::Response<hyper::body::Incoming>, LegError> {
+        let request = build(address, path, headers, body)?;
+        self.client.request(request).await.map_err(|error| LegError::from_client(&error))
+    }
+
+    /// Makes a prefill call.
+    pub async fn prefill(&self, call: LegRequest) -> LegOutcome {
+        let timeout = call.timeout;
+        match tokio::time::timeout(timeout, self.exchange(call)).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(error)) => LegOutcome::Failed { class: error.class, detail: error.detail },
+            Err(_) => LegOutcome::Failed {
+                class: LegFailure::Timeout,
+                detail: format!("no answer within {} s", timeout.as_secs_f64()),
+            },
+        }
+    }
+
+    async fn exchange(&self, call: LegRequest) -> Result<LegOutcome, LegError> {
+        let response = self.post(&call.address, &call.path, call.headers, call.body).await?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, call.max_answer_bytes).collect().await.map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                LegError {
+                    class: LegFailure::BadResponse,
+                    detail: format!("answer longer than {} bytes", call.max_answer_bytes),
+                }
+            } else {
+                LegError { class: LegFailure::Transport, detail: "connection broke during the answer".to_owned() }
+            }
+        })?;
+        Ok(LegOutcome::Answered {
+            status: head.status,
+            content_type: head.headers.get(CONTENT_TYPE).cloned(),
+            body: body.to_bytes(),
+        })
+    }
+}
+
+/// A call that brought no answer.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{}: {detail}", class.label())]
+pub struct LegError {
+    /// The class.
+    pub class: LegFailure,
+    /// What happened, without addresses.
+    pub detail: String,
+}
+
+impl LegError {
+    fn from_client(error: &hyper_util::client::legacy::Error) -> LegError {
+        let detail =
+            if error.is_connect() { root_cause(error) } else { format!("request failed: {}", root_cause(error)) };
+        LegError { class: LegFailure::Transport, detail }
+    }
+}
+
+/// The innermost cause: "Connection refused (os error 111)" says more than "client error (Connect)".
+fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut current = error;
+    while let Some(source) = current.source() {
+        current = source;
+    }
+    current.to_string()
+}
+
+fn build(address: &str, path: &str, headers: HeaderMap, body: Bytes) -> Result<Request<Full<Bytes>>, LegError> {
+    let setup = |error: http::Error| LegError { class: LegFailure::RequestSetup, detail: error.to_string() };
+    let uri = Uri::builder().scheme("http").authority(address).path_and_query(path).build().map_err(setup)?;
+    let mut request = Request::builder().method(Method::POST).uri(uri).body(Full::new(body)).map_err(setup)?;
+    *request.headers_mut() = headers;
+    Ok(request)
+}

@@ -3,4 +3,7 @@
 
 pub mod errors;
 pub mod leg;
+mod outcome;
 pub mod vllm;
+
+pub use outcome::{accept_prefill, failure_text};

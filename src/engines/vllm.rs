@@ -44,6 +44,17 @@ pub enum Handoff {
     Unusable,
 }
 
+impl Handoff {
+    /// The metric label, also `RequestRecord::handoff`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Handoff::Relayed => "relayed",
+            Handoff::Absent => "absent",
+            Handoff::Unusable => "unusable",
+        }
+    }
+}
+
 /// The prefill answer cannot be merged at all.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandoffError {

@@ -1,1 +1,28 @@
-//! exchange
+//! The life of one request as a state machine without I/O.
+//!
+//! Events go in (head, body, prefill outcome, answer bytes, the client leaving), effects come out (accept, start the
+//! prefill leg, route, refuse, forward, end). Both adapters drive the same machine; a request without a prefill leg
+//! is a plan variant, not another router. Every order of events ends in exactly one [`Effect::End`], and by then all
+//! that the request charged is released.
+//!
+//! ```text
+//! AwaitHead ─▶ AwaitBody ─▶ Preparing ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
+//!                  │            │  (no prefill leg) ───────▲               │
+//!                  └────────────┴──────── refused, cancelled ──────────────┴────▶ Ended
+//! ```
+
+mod admission;
+mod answer;
+mod event;
+mod headers;
+mod machine;
+mod plan;
+mod prepare;
+#[cfg(test)]
+mod tests;
+
+pub use admission::{Budget, Permit, Reservation};
+pub use event::{Adapter, AnswerHead, Effect, Event, RequestHead, RoutePlan};
+pub use headers::leg_headers;
+pub use machine::{Exchange, World};
+pub use prepare::{PrepareJob, Prepared};

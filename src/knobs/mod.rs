@@ -33,6 +33,16 @@ pub enum PrefillPolicy {
     LeastRequest,
 }
 
+impl PrefillPolicy {
+    /// The name in variables, profiles and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            PrefillPolicy::PrefixCache => "prefix_cache",
+            PrefillPolicy::LeastRequest => "least_request",
+        }
+    }
+}
+
 /// How a decode pod is scored. Names are those of `AIBRIX_DECODE_SCORE_POLICY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DecodePolicy {
@@ -40,6 +50,16 @@ pub enum DecodePolicy {
     LoadBalancing,
     /// Running plus pending requests only.
     LeastRequest,
+}
+
+impl DecodePolicy {
+    /// The name in variables, profiles and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            DecodePolicy::LoadBalancing => "load_balancing",
+            DecodePolicy::LeastRequest => "least_request",
+        }
+    }
 }
 
 /// Which agent moves the KV cache between vLLM pods (`AIBRIX_KV_CONNECTOR_TYPE`).

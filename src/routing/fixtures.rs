@@ -133,6 +133,7 @@ impl Builder {
             config: None,
             config_disagreements: 0,
             commit: Arc::new(Commit::default()),
+            ..Model::default()
         }
     }
 }

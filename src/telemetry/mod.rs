@@ -11,8 +11,8 @@ mod trace;
 
 pub use labels::PodLabels;
 pub use metrics::{
-    FleetGauges, Handoff, InFlight, Limit, Metrics, ModelGauge, PodGauge, PrefillFailureClass, PrefillLeg,
-    PrefillOutcome, PrefillStage, PrefixIndexStats, metrics_markdown,
+    FleetGauges, InFlight, Limit, Metrics, ModelGauge, PodGauge, PrefillFailureClass, PrefillLeg, PrefillOutcome,
+    PrefillStage, PrefixIndexStats, metrics_markdown,
 };
 pub use record::{Outcome, RequestRecord, Timings};
 pub use trace::{

@@ -85,6 +85,14 @@ pub struct RequestRecord {
     pub prefill_pod: Option<Arc<PodLabels>>,
     /// The decode, combined or only pod.
     pub target_pod: Option<Arc<PodLabels>>,
+    /// Host of the target pod, without its port.
+    pub target_host: String,
+    /// Pods that were candidates for the target.
+    pub candidate_pods: usize,
+    /// Routable pods of the model.
+    pub ready_pods: usize,
+    /// Requests that this replica had on the target before this one.
+    pub outstanding_at_start: u64,
     /// What became of the KV hand-off: `relayed`, `absent`, `unusable`, or empty when there was none to do.
     pub handoff: &'static str,
     /// The client asked for a stream.
@@ -101,4 +109,33 @@ pub struct RequestRecord {
     pub usage: Option<Usage>,
     /// Moments.
     pub timings: Timings,
+}
+
+impl RequestRecord {
+    /// A request of which nothing is known yet.
+    pub fn empty() -> RequestRecord {
+        RequestRecord {
+            request_id: String::new(),
+            endpoint: "",
+            model: None,
+            strategy: None,
+            policies: None,
+            single_reason: None,
+            roleset: String::new(),
+            prefill_pod: None,
+            target_pod: None,
+            target_host: String::new(),
+            candidate_pods: 0,
+            ready_pods: 0,
+            outstanding_at_start: 0,
+            handoff: "",
+            stream: false,
+            body_bytes: 0,
+            answer_bytes: 0,
+            status: 499,
+            outcome: Outcome::ClientGone,
+            usage: None,
+            timings: Timings::default(),
+        }
+    }
 }

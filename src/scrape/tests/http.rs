@@ -16,6 +16,7 @@ async fn server(address: &str, answer: &'static str) -> (String, tokio::sync::mp
     let listener = TcpListener::bind(address).await.unwrap();
     let bound = listener.local_addr().unwrap().to_string();
     let (lines, received) = tokio::sync::mpsc::unbounded_channel();
+    #[allow(clippy::disallowed_methods, reason = "a server that lives as long as its test")]
     tokio::spawn(async move {
         let (mut socket, _) = listener.accept().await.unwrap();
         let mut buffer = Vec::new();

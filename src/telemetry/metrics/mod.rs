@@ -39,28 +39,6 @@ pub enum Limit {
     BufferedBytes,
 }
 
-/// What became of the KV hand-off between the legs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Handoff {
-    /// The prefill answer carried it, the decode request got it.
-    Relayed,
-    /// The prefill answer carried none.
-    Absent,
-    /// The prefill answer carried something that cannot be relayed.
-    Unusable,
-}
-
-impl Handoff {
-    /// The metric label, also `RequestRecord::handoff`.
-    pub fn label(self) -> &'static str {
-        match self {
-            Handoff::Relayed => "relayed",
-            Handoff::Absent => "absent",
-            Handoff::Unusable => "unusable",
-        }
-    }
-}
-
 /// What the prefix index tells about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixIndexStats {
@@ -159,9 +137,9 @@ impl Metrics {
         self.count(Metric::PrefillFail, &[model, "pd-filter-prefill-decode-pods-fail", "400"], 1);
     }
 
-    /// A selection decided again because another one was charged in between.
-    pub fn selection_conflict(&self) {
-        self.count(Metric::SelectionConflicts, &[], 1);
+    /// A selection decided again this often, because others were charged in between.
+    pub fn selection_conflicts(&self, times: u64) {
+        self.count(Metric::SelectionConflicts, &[], times);
     }
 
     /// A selection charged without the check.

@@ -1,0 +1,97 @@
+//! What a prefill outcome means for the client (design section 4; `engine-protocols` section 1.4).
+
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode};
+
+use super::errors::error_message;
+use super::leg::{LegFailure, LegOutcome};
+use crate::error::{ApiError, Reason};
+
+/// A prefill pod's own error object up to this size is passed on as it is.
+const MAX_VERBATIM_BYTES: usize = 64 * 1024;
+
+/// The answer to merge, or what the client gets instead. A 4xx is the client's own error and passes through once; all
+/// else is a 503.
+pub fn accept_prefill(outcome: &LegOutcome) -> Result<&Bytes, ApiError> {
+    match outcome {
+        LegOutcome::Answered { status: StatusCode::OK, body, .. } => Ok(body),
+        LegOutcome::Answered { status, body, .. } if status.is_client_error() => Err(rejected(*status, body)),
+        LegOutcome::Answered { status, body, .. } => {
+            let said = error_message(body).unwrap_or_else(|| format!("status {}", status.as_u16()));
+            Err(failed(LegFailure::HttpStatus, &said))
+        }
+        LegOutcome::Failed { class, detail } => Err(failed(*class, detail)),
+    }
+}
+
+fn rejected(status: StatusCode, body: &Bytes) -> ApiError {
+    let message = error_message(body).unwrap_or_else(|| format!("the prefill pod answered {}", status.as_u16()));
+    let error = ApiError::new(Reason::PrefillRejected, message).with_status(status);
+    // An OpenAI error object stays byte for byte; any other shape becomes one.
+    if body.len() <= MAX_VERBATIM_BYTES && is_openai_error(body) {
+        return error.with_verbatim_body(HeaderValue::from_static("application/json"), body.clone());
+    }
+    error
+}
+
+fn is_openai_error(body: &[u8]) -> bool {
+    serde_json::from_slice::<serde_json::Value>(body)
+        .is_ok_and(|value| value.get("error").is_some_and(|error| error.get("message").is_some()))
+}
+
+fn failed(class: LegFailure, detail: &str) -> ApiError {
+    ApiError::new(Reason::PrefillFailed, failure_text(class, detail))
+}
+
+/// `prefill request failed (<class>): <text>`, the text cut to 256 bytes as in the reference gateway.
+pub fn failure_text(class: LegFailure, detail: &str) -> String {
+    let class = class.label();
+    if detail.len() <= 256 {
+        return format!("prefill request failed ({class}): {detail}");
+    }
+    let end = (0..=256).rev().find(|end| detail.is_char_boundary(*end)).unwrap_or(0);
+    format!("prefill request failed ({class}): {}...", detail.get(..end).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(status: u16, body: &'static str) -> LegOutcome {
+        LegOutcome::Answered {
+            status: StatusCode::from_u16(status).unwrap(),
+            content_type: None,
+            body: Bytes::from_static(body.as_bytes()),
+        }
+    }
+
+    #[test]
+    fn statuses() {
+        let openai = r#"{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}"#;
+        assert!(accept_prefill(&answered(200, "{}")).is_ok());
+        for (status, body, seen, reason, text) in [
+            (400, openai, 400, Reason::PrefillRejected, "too long"),
+            (404, r#"{"detail":"Not Found"}"#, 404, Reason::PrefillRejected, "Not Found"),
+            (422, "", 422, Reason::PrefillRejected, "the prefill pod answered 422"),
+            (429, r#"{"object":"error","message":"slow"}"#, 429, Reason::PrefillRejected, "slow"),
+            (500, openai, 503, Reason::PrefillFailed, "prefill request failed (http_status): too long"),
+            (204, "", 503, Reason::PrefillFailed, "prefill request failed (http_status): status 204"),
+            (302, "", 503, Reason::PrefillFailed, "prefill request failed (http_status): status 302"),
+        ] {
+            let error = accept_prefill(&answered(status, body)).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.reason, &*error.message), (seen, reason, text), "{status} {body}");
+            assert_eq!(error.headers()["x-error-pd-prefill"], "true");
+        }
+        assert_eq!(accept_prefill(&answered(400, openai)).unwrap_err().body(), openai);
+    }
+
+    #[test]
+    fn failure_texts_are_cut_at_a_character() {
+        assert_eq!(failure_text(LegFailure::Timeout, "x"), "prefill request failed (timeout): x");
+        let text = failure_text(LegFailure::HttpStatus, &"é".repeat(200));
+        assert!(text.ends_with("é..."), "{text}");
+        assert!(text.len() <= 256 + 45);
+        let refused = LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".into() };
+        assert_eq!(accept_prefill(&refused).unwrap_err().status.as_u16(), 503);
+    }
+}

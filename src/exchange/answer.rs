@@ -1,0 +1,130 @@
+//! The answer as it goes by, and what the gateway adds to its head.
+
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use subtle::ConstantTimeEq;
+
+use super::event::AnswerHead;
+use crate::clock::Tick;
+use crate::error::{ApiError, Reason};
+use crate::knobs::Secret;
+use crate::response::{AnswerKind, AnswerWatch};
+use crate::telemetry::{Outcome, RequestRecord};
+
+/// The answer of the decode (or single) pod.
+#[derive(Debug)]
+pub struct Answer {
+    status: StatusCode,
+    kind: AnswerKind,
+    announced: Option<u64>,
+    watch: AnswerWatch,
+    bytes: u64,
+}
+
+impl Answer {
+    /// An answer whose head has arrived.
+    pub fn new(head: &AnswerHead, requested_stream: bool) -> Answer {
+        let header = |name: HeaderName| head.headers.get(name).and_then(|value| value.to_str().ok());
+        let kind = AnswerKind::of(header(CONTENT_TYPE), header(CONTENT_ENCODING), requested_stream);
+        let announced = header(CONTENT_LENGTH).and_then(|value| value.parse().ok());
+        Answer { status: head.status, kind, announced, watch: AnswerWatch::new(kind), bytes: 0 }
+    }
+
+    /// Looks at the next bytes.
+    pub fn feed(&mut self, data: &[u8], now: Tick, record: &mut RequestRecord) {
+        if data.is_empty() {
+            return;
+        }
+        self.bytes += data.len() as u64;
+        record.answer_bytes = self.bytes;
+        record.timings.first_chunk.get_or_insert(now);
+        record.timings.last_chunk = Some(now);
+        self.watch.feed(data);
+    }
+
+    /// The client has all that it waits for, whether or not the transport has said so.
+    pub fn complete(&self) -> bool {
+        match self.kind {
+            AnswerKind::Stream => self.watch.done(),
+            AnswerKind::Whole | AnswerKind::Opaque => self.announced == Some(self.bytes),
+        }
+    }
+
+    /// The answer is over: reads what is left of its usage and judges it.
+    pub fn finish(mut self, record: &mut RequestRecord) -> Outcome {
+        self.watch.finish();
+        record.usage = self.watch.usage();
+        if self.status.as_u16() >= 300 {
+            Outcome::EngineStatus(self.status.as_u16())
+        } else if self.watch.error_event() {
+            Outcome::EngineErrorEvent
+        } else {
+            Outcome::Success
+        }
+    }
+}
+
+/// The response headers of the reference gateway (its section 1.6). On the response side `target-pod` is a pod
+/// *name* and `target-pod-ip` its address; on the request side `target-pod` is the address.
+pub fn marker_headers(record: &RequestRecord, address: Option<&str>, prefill_host: Option<&str>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let mut set = |name: &'static str, value: &str| {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    set("x-went-into-req-headers", "true");
+    set("request-id", &record.request_id);
+    if let (Some(strategy), Some(pod), Some(address)) = (record.strategy, &record.target_pod, address) {
+        set("routing-strategy", strategy);
+        set("target-pod", &pod.pod);
+        set("target-pod-ip", address);
+    }
+    if let Some(prefill) = &record.prefill_pod {
+        set("prefill-target-pod", &prefill.pod);
+        set("prefill-target-pod-ip", prefill_host.unwrap_or_default());
+    }
+    headers
+}
+
+/// Checks `Authorization: Bearer <token>` when a token is configured (reference section 1.3).
+pub fn check_api_key(token: Option<&Secret>, headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(token) = token else { return Ok(()) };
+    let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer).unwrap_or_default();
+    // Constant time over the bytes; the length of a token is no secret.
+    if bool::from(given.ct_eq(token.expose().as_bytes())) {
+        return Ok(());
+    }
+    Err(ApiError::new(Reason::InvalidApiKey, "Incorrect API key provided").with_param("api_key"))
+}
+
+/// The token of a `Bearer` credential; the scheme's case does not matter.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_authorization(value: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+        headers
+    }
+
+    #[test]
+    fn api_keys() {
+        let token = Secret::new("s3cret");
+        for good in ["Bearer s3cret", "bearer s3cret", "BEARER  s3cret "] {
+            assert!(check_api_key(Some(&token), &with_authorization(good)).is_ok(), "{good}");
+        }
+        for bad in ["Bearer s3cre", "Bearer s3crett", "Bearer", "Basic s3cret", "s3cret", "Bearer "] {
+            let error = check_api_key(Some(&token), &with_authorization(bad)).unwrap_err();
+            assert_eq!(error.status, StatusCode::UNAUTHORIZED, "{bad}");
+        }
+        assert!(check_api_key(Some(&token), &HeaderMap::new()).is_err());
+        assert!(check_api_key(None, &HeaderMap::new()).is_ok());
+    }
+}

@@ -1,0 +1,140 @@
+//! Which headers go where.
+
+use http::header::{
+    ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Headers by which a client could steer a leg or an engine past the gateway: taken away in both directions of trust.
+const CLIENT_FORBIDDEN: [&str; 9] = [
+    "target-pod",
+    "target-pod-ip",
+    "prefill-target-pod",
+    "prefill-target-pod-ip",
+    "x-gateway-destination-endpoint",
+    "x-data-parallel-rank",
+    "x-went-into-req-headers",
+    // Envoy's per-model routes match on it; only the gateway may name the model there.
+    "model",
+    // So that usage can be read from the answer: the answer is then not compressed.
+    "accept-encoding",
+];
+
+/// Prefixes of the same: engines read overrides and credentials for hand-offs from these.
+const CLIENT_FORBIDDEN_PREFIXES: [&str; 2] = ["x-override-", "x-trtllm-"];
+
+/// Headers that speak to the gateway and mean nothing to an engine.
+const GATEWAY_ONLY: [&str; 3] = ["routing-strategy", "external-filter", "config-profile"];
+
+fn forbidden(name: &str) -> bool {
+    CLIENT_FORBIDDEN.contains(&name) || CLIENT_FORBIDDEN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The names among `headers` that Envoy must take away before the request goes on.
+pub fn names_to_strip(headers: &HeaderMap) -> Vec<String> {
+    headers
+        .keys()
+        .map(HeaderName::as_str)
+        .filter(|name| forbidden(name) || GATEWAY_ONLY.contains(name))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The client's headers as a leg may carry them: without hop-by-hop headers and those that a `connection` header
+/// names, without what would mislead an engine, with a JSON content type and this attempt's `x-request-id`.
+pub fn leg_headers(client: &HeaderMap, request_id: &str) -> HeaderMap {
+    let named_by_connection: Vec<String> = client
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|name| name.trim().to_ascii_lowercase())
+        .collect();
+    let hop_by_hop = [
+        CONNECTION,
+        CONTENT_LENGTH,
+        TRANSFER_ENCODING,
+        HOST,
+        TE,
+        TRAILER,
+        UPGRADE,
+        EXPECT,
+        ACCEPT_ENCODING,
+        HeaderName::from_static("keep-alive"),
+        HeaderName::from_static("proxy-connection"),
+        HeaderName::from_static("proxy-authorization"),
+    ];
+    let mut headers = HeaderMap::with_capacity(client.len() + 2);
+    for (name, value) in client {
+        let text = name.as_str();
+        let skip = hop_by_hop.contains(name)
+            || forbidden(text)
+            || GATEWAY_ONLY.contains(&text)
+            || text.starts_with("x-envoy-")
+            || named_by_connection.iter().any(|named| named == text);
+        if !skip {
+            headers.append(name.clone(), value.clone());
+        }
+    }
+    if !headers.contains_key(CONTENT_TYPE) {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
+    if let Ok(value) = HeaderValue::from_str(request_id) {
+        headers.insert(HeaderName::from_static("x-request-id"), value);
+    }
+    headers
+}
+
+/// A header value as text: trimmed, and only when it is text.
+pub fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim).filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&'static str, &[u8])]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_bytes(value).unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn legs_carry_the_clients_headers_less_the_dangerous_ones() {
+        let client = map(&[
+            ("authorization", b"Bearer k"),
+            ("x-vllm-priority", b"3"),
+            ("x-odd", b"\xff\xfe"),
+            ("content-length", b"12"),
+            ("transfer-encoding", b"chunked"),
+            ("connection", b"close, X-Hop"),
+            ("x-hop", b"1"),
+            ("host", b"gateway"),
+            ("target-pod", b"10.9.9.9:1"),
+            ("x-override-rid", b"r"),
+            ("x-trtllm-disagg-auth", b"sha256=0"),
+            ("x-data-parallel-rank", b"1"),
+            ("accept-encoding", b"gzip"),
+            ("routing-strategy", b"pd"),
+            ("x-request-id", b"client"),
+        ]);
+        let leg = leg_headers(&client, "R");
+        let mut names: Vec<_> = leg.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["authorization", "content-type", "x-odd", "x-request-id", "x-vllm-priority"]);
+        assert_eq!(leg["x-request-id"], "R");
+        assert_eq!(leg.get_all("x-request-id").iter().count(), 1);
+        assert_eq!(leg["content-type"], "application/json");
+    }
+
+    #[test]
+    fn envoy_is_told_to_strip_what_is_there() {
+        let client = map(&[("target-pod", b"x"), ("x-override-rid", b"r"), ("x-session-id", b"s"), ("model", b"m")]);
+        let mut names = names_to_strip(&client);
+        names.sort_unstable();
+        assert_eq!(names, ["model", "target-pod", "x-override-rid"]);
+    }
+}

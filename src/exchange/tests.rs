@@ -1,0 +1,495 @@
+//! Orders of events, as tables and as random walks. The oracle after each: one `End` at most, and nothing charged.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use proptest::prelude::*;
+
+use super::*;
+use crate::clock::Tick;
+use crate::engines::leg::{LegFailure, LegOutcome};
+use crate::error::Reason;
+use crate::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
+use crate::knobs::{Environment, Knobs};
+use crate::prefix::PrefixIndex;
+use crate::telemetry::{Metrics, Outcome, RequestRecord};
+
+struct Nothing;
+
+impl Environment for Nothing {
+    fn get(&self, _name: &str) -> Option<String> {
+        None
+    }
+}
+
+fn spec(name: &str, role: Role, roleset: Option<&str>) -> PodSpec {
+    PodSpec {
+        key: PodKey { namespace: Arc::from("ns"), name: Arc::from(name) },
+        uid: Arc::from(format!("uid-{name}")),
+        restarts: 0,
+        model: Arc::from("m"),
+        host: Arc::from("10.0.0.5"),
+        port: 8000,
+        metric_port: 8000,
+        engine: Engine::Vllm,
+        kv_connector: None,
+        bootstrap_port: 8998,
+        role,
+        roleset: roleset.map(Arc::from),
+        replica_index: None,
+        serves_http: true,
+        ready: true,
+        terminating: false,
+        labels: Arc::new(BTreeMap::new()),
+        config: None,
+    }
+}
+
+fn pair() -> Vec<PodSpec> {
+    vec![spec("p", Role::Prefill, Some("rs")), spec("d", Role::Decode, Some("rs"))]
+}
+
+fn world_with(specs: &[PodSpec], change: impl FnOnce(&mut Knobs)) -> Arc<World> {
+    let (mut knobs, _) = Knobs::read(&Nothing).unwrap();
+    change(&mut knobs);
+    let fleet = Fleet::default();
+    fleet.store(build(&Snapshot::default(), specs, &mut 0));
+    Arc::new(World {
+        fleet: Arc::new(fleet),
+        prefix: Arc::new(PrefixIndex::new(&knobs.prefix)),
+        metrics: Arc::new(Metrics::new("gateway")),
+        buffered: Budget::new(knobs.limits.max_buffered_bytes),
+        streams: Budget::new(knobs.limits.max_streams),
+        hash_seed: 0,
+        attempts: AtomicU64::new(0),
+        knobs: Arc::new(knobs),
+    })
+}
+
+fn world() -> Arc<World> {
+    world_with(&pair(), |_| {})
+}
+
+fn head(pairs: &[(&'static str, &'static str)]) -> Event {
+    head_of("/v1/completions", Method::POST, pairs, false)
+}
+
+fn head_of(path: &str, method: Method, pairs: &[(&'static str, &'static str)], end: bool) -> Event {
+    let mut headers = HeaderMap::new();
+    for (name, value) in pairs {
+        headers.insert(*name, HeaderValue::from_static(value));
+    }
+    Event::Head(RequestHead {
+        request_id: "R".to_owned(),
+        id_is_unique: true,
+        method,
+        path: path.to_owned(),
+        headers,
+        end,
+    })
+}
+
+const BODY: &str = r#"{"model":"m","prompt":"hello","max_tokens":8}"#;
+
+fn body(text: &'static str) -> Event {
+    Event::Body { data: Bytes::from_static(text.as_bytes()), end: true }
+}
+
+fn prefill_ok() -> Event {
+    Event::Prefill(LegOutcome::Answered {
+        status: StatusCode::OK,
+        content_type: None,
+        body: Bytes::from_static(
+            br#"{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,
+            "remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"localhost",
+            "remote_port":5600}}"#,
+        ),
+    })
+}
+
+fn prefill_failed() -> Event {
+    Event::Prefill(LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".to_owned() })
+}
+
+fn answer_head(status: u16) -> Event {
+    Event::AnswerHead(AnswerHead {
+        status: StatusCode::from_u16(status).unwrap(),
+        headers: HeaderMap::new(),
+        end: false,
+    })
+}
+
+fn chunk(text: &'static str, end: bool) -> Event {
+    Event::AnswerChunk { data: Bytes::from_static(text.as_bytes()), end }
+}
+
+struct Run {
+    world: Arc<World>,
+    exchange: Exchange,
+    effects: Vec<Effect>,
+    now: u64,
+}
+
+impl Run {
+    fn new(world: Arc<World>) -> Run {
+        let exchange = Exchange::new(Arc::clone(&world), Adapter::Envoy, 1, Tick::from_millis(0));
+        Run { world, exchange, effects: Vec::new(), now: 0 }
+    }
+
+    fn feed(&mut self, event: Event) -> &mut Self {
+        self.now += 10;
+        self.exchange.on(Tick::from_millis(self.now), event, &mut self.effects);
+        self
+    }
+
+    fn records(&self) -> Vec<&RequestRecord> {
+        self.effects
+            .iter()
+            .filter_map(|effect| if let Effect::End(record) = effect { Some(&**record) } else { None })
+            .collect()
+    }
+
+    fn record(&self) -> &RequestRecord {
+        assert_eq!(self.records().len(), 1, "{:?}", self.effects);
+        self.records()[0]
+    }
+
+    fn refusal(&self) -> &crate::error::ApiError {
+        self.effects
+            .iter()
+            .find_map(|effect| if let Effect::Refuse(error) = effect { Some(&**error) } else { None })
+            .expect("a refusal")
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        self.effects.iter().map(name_of).collect()
+    }
+
+    /// Gauges are zero, budgets are whole.
+    fn oracle(self) {
+        let world = Arc::clone(&self.world);
+        assert!(self.records().len() <= 1);
+        drop(self);
+        assert_clean(&world);
+    }
+}
+
+fn name_of(effect: &Effect) -> &'static str {
+    match effect {
+        Effect::AcceptHead { .. } => "accept",
+        Effect::Prepare(_) => "prepare",
+        Effect::ExtendTimeout(_) => "extend",
+        Effect::StartPrefill(_) => "prefill",
+        Effect::CancelPrefill => "cancel",
+        Effect::Route(_) => "route",
+        Effect::Refuse(_) => "refuse",
+        Effect::ForwardHead(_) => "head",
+        Effect::ForwardChunk => "chunk",
+        Effect::Cut => "cut",
+        Effect::End(_) => "end",
+    }
+}
+
+fn assert_clean(world: &World) {
+    for model in world.fleet.load().models.values() {
+        for pod in &model.pods {
+            let view = pod.state.load.view();
+            assert_eq!((view.prefills, view.pending, view.running), (0, 0, 0), "{}", pod.spec.key);
+        }
+    }
+    assert_eq!((world.buffered.used(), world.streams.used()), (0, 0));
+}
+
+const PD: &[(&str, &str)] = &[("routing-strategy", "pd")];
+
+#[test]
+fn a_pd_request_goes_the_whole_way() {
+    let mut run = Run::new(world());
+    run.feed(head(PD)).feed(body(BODY));
+    assert_eq!(run.names(), ["accept", "extend", "prefill"]);
+    let loads = |run: &Run| {
+        let model = Arc::clone(run.world.fleet.load().model("m").unwrap());
+        let view = |name: &str| model.pods.iter().find(|pod| &*pod.spec.key.name == name).unwrap().state.load.view();
+        (view("p").prefills, view("d").pending, view("d").running, view("d").completed)
+    };
+    assert_eq!(loads(&run), (1, 1, 0, 0));
+    run.feed(prefill_ok());
+    assert_eq!(loads(&run), (0, 0, 1, 0));
+    run.feed(answer_head(200)).feed(chunk(r#"{"id":"x","usage":{"prompt_tokens":3,"#, false));
+    run.feed(chunk(r#""completion_tokens":4,"total_tokens":7}}"#, true));
+    assert_eq!(loads(&run), (0, 0, 0, 1));
+    assert_eq!(run.names(), ["accept", "extend", "prefill", "route", "head", "chunk", "chunk", "end"]);
+    let Some(Effect::StartPrefill(call)) = run.effects.get(2) else { panic!() };
+    let Some(Effect::Route(plan)) = run.effects.get(3) else { panic!() };
+    assert_eq!(&*call.address, "10.0.0.5:8000");
+    assert_eq!(call.headers["x-request-id"], "R");
+    assert!(plan.set_headers.contains(&("x-request-id", "R".to_owned())));
+    assert!(plan.set_headers.contains(&("target-pod", "10.0.0.5:8000".to_owned())));
+    let Some(Effect::ForwardHead(add)) = run.effects.get(4) else { panic!() };
+    for (name, value) in [
+        ("request-id", "R"),
+        ("routing-strategy", "pd"),
+        ("target-pod", "d"),
+        ("target-pod-ip", "10.0.0.5:8000"),
+        ("prefill-target-pod", "p"),
+        ("prefill-target-pod-ip", "10.0.0.5"),
+        ("x-went-into-req-headers", "true"),
+    ] {
+        assert_eq!(add[name], value);
+    }
+    let record = run.record();
+    assert_eq!(record.outcome, Outcome::Success);
+    assert_eq!(record.usage.unwrap().total_tokens, 7);
+    assert_eq!(record.handoff, "relayed");
+    assert_eq!(
+        (record.timings.prefill_start, record.timings.prefill_end),
+        (Some(Tick::from_millis(20)), Some(Tick::from_millis(30)))
+    );
+    run.oracle();
+}
+
+#[test]
+fn refused_requests_touch_no_pod() {
+    let long = "x".repeat(2 << 20).leak();
+    for (name, events, status, reason) in [
+        ("unknown path", vec![head_of("/v1/nope", Method::POST, &[], false)], 501, Reason::UnknownPath),
+        ("wrong method", vec![head_of("/v1/completions", Method::GET, &[], true)], 405, Reason::MethodNotAllowed),
+        ("no body", vec![head_of("/v1/completions", Method::POST, &[], true)], 400, Reason::BodyInvalid),
+        ("announced too long", vec![head(&[("content-length", "99999999999")])], 413, Reason::BodyTooLarge),
+        ("too long", vec![head(&[]), body(long)], 413, Reason::BodyTooLarge),
+        ("r23 cut body", vec![head(&[("content-length", "999")]), body(BODY)], 400, Reason::BodyTruncated),
+        ("not json", vec![head(&[]), body("{")], 400, Reason::BodyInvalid),
+        ("no model", vec![head(&[]), body(r#"{"prompt":"x"}"#)], 400, Reason::ModelMissing),
+        ("unknown model", vec![head(&[]), body(r#"{"model":"zz","prompt":"x"}"#)], 400, Reason::ModelUnknown),
+        ("bad strategy", vec![head(&[("routing-strategy", "PD")]), body(BODY)], 400, Reason::BadStrategy),
+        (
+            "interop_07 duplicate key",
+            vec![head(PD), body(r#"{"model":"m","prompt":"x","max_tokens":1,"max\u005ftokens":9}"#)],
+            400,
+            Reason::InvalidPdRequest,
+        ),
+    ] {
+        let mut run = Run::new(world_with(&pair(), |knobs| knobs.limits.max_body_bytes = 1 << 20));
+        for event in events {
+            run.feed(event);
+        }
+        let error = run.refusal();
+        assert_eq!((error.status.as_u16(), error.reason), (status, reason), "{name}");
+        assert_eq!(run.record().outcome, Outcome::Failed(reason), "{name}");
+        if name == "interop_07 duplicate key" {
+            assert_eq!(error.message, "duplicate top-level key \"max_tokens\" in request body");
+        }
+        run.oracle();
+    }
+}
+
+#[test]
+fn a_wrong_api_key_is_refused_before_the_body() {
+    let world = world_with(&pair(), |knobs| knobs.auth_bearer_token = Some(crate::knobs::Secret::new("k")));
+    let mut run = Run::new(world);
+    run.feed(head(&[("authorization", "Bearer x")]));
+    assert_eq!(run.names(), ["refuse", "end"]);
+    assert_eq!(run.refusal().status, StatusCode::UNAUTHORIZED);
+    run.oracle();
+}
+
+#[test]
+fn limits_on_streams_and_on_buffered_bytes_refuse() {
+    let world = world_with(&pair(), |knobs| knobs.limits.max_streams = 1);
+    let mut first = Run::new(Arc::clone(&world));
+    first.feed(head(&[]));
+    let mut second = Run::new(Arc::clone(&world));
+    second.feed(head(&[]));
+    assert_eq!(second.refusal().status, StatusCode::SERVICE_UNAVAILABLE);
+    drop((first, second));
+    assert_clean(&world);
+
+    let world = world_with(&pair(), |knobs| knobs.limits.max_buffered_bytes = 60);
+    let part = || Event::Body { data: Bytes::from_static(BODY.as_bytes()), end: false };
+    let mut first = Run::new(Arc::clone(&world));
+    first.feed(head(&[])).feed(part());
+    let mut second = Run::new(Arc::clone(&world));
+    second.feed(head(&[])).feed(part());
+    assert_eq!(second.refusal().reason, Reason::Overloaded);
+    drop((first, second));
+    assert_clean(&world);
+}
+
+#[test]
+fn a_body_may_come_in_pieces() {
+    let mut run = Run::new(world());
+    run.feed(head(PD));
+    for byte in 0..BODY.len() {
+        let data = Bytes::from_static(&BODY.as_bytes()[byte..=byte]);
+        run.feed(Event::Body { data, end: byte + 1 == BODY.len() });
+    }
+    assert_eq!(run.names(), ["accept", "extend", "prefill"]);
+    run.feed(Event::Gone);
+    run.oracle();
+}
+
+#[test]
+fn prefill_failures_reach_the_client_and_release() {
+    for (event, status, reason) in [
+        (prefill_failed(), 503, Reason::PrefillFailed),
+        (
+            Event::Prefill(LegOutcome::Answered {
+                status: StatusCode::BAD_REQUEST,
+                content_type: None,
+                body: Bytes::from_static(b"{\"error\":{\"message\":\"too long\"}}"),
+            }),
+            400,
+            Reason::PrefillRejected,
+        ),
+        (
+            Event::Prefill(LegOutcome::Answered {
+                status: StatusCode::OK,
+                content_type: None,
+                body: Bytes::from_static(b"{\"kv_transfer_params\":\"oops\"}"),
+            }),
+            502,
+            Reason::HandoffInvalid,
+        ),
+    ] {
+        let mut run = Run::new(world());
+        run.feed(head(PD)).feed(body(BODY)).feed(event);
+        assert_eq!((run.refusal().status.as_u16(), run.refusal().reason), (status, reason));
+        assert_eq!(run.refusal().headers()["x-error-pd-prefill"], "true");
+        assert!(!run.names().contains(&"route"));
+        run.oracle();
+    }
+}
+
+#[test]
+fn the_client_may_leave_at_any_moment() {
+    let steps: Vec<fn() -> Event> =
+        vec![|| head(PD), || body(BODY), prefill_ok, || answer_head(200), || chunk("data: {}\n\n", false)];
+    for taken in 0..=steps.len() {
+        let mut run = Run::new(world());
+        for step in &steps[..taken] {
+            run.feed(step());
+        }
+        run.feed(Event::Gone);
+        let record = run.record();
+        assert_eq!((record.outcome, record.status), (Outcome::ClientGone, 499), "after {taken} steps");
+        assert_eq!(run.names().contains(&"cancel"), taken == 2);
+        run.oracle();
+    }
+}
+
+#[test]
+fn r27_leaving_after_done_is_success() {
+    let mut run = Run::new(world());
+    let streaming = r#"{"model":"m","prompt":"hello","stream":true}"#;
+    run.feed(head(PD)).feed(body(streaming)).feed(prefill_ok());
+    let mut headers = HeaderMap::new();
+    headers.insert("content-type", HeaderValue::from_static("text/event-stream"));
+    run.feed(Event::AnswerHead(AnswerHead { status: StatusCode::OK, headers, end: false }));
+    run.feed(chunk("data: {\"choices\":[]}\n\ndata: [DONE]\n\n", false)).feed(Event::Gone);
+    assert_eq!(run.record().outcome, Outcome::Success);
+    run.oracle();
+}
+
+#[test]
+fn a_shutdown_refuses_before_the_answer_and_cuts_it_after() {
+    let steps: Vec<fn() -> Event> =
+        vec![|| head(PD), || body(BODY), prefill_ok, || answer_head(200), || chunk("{", false)];
+    for taken in 0..=steps.len() {
+        let mut run = Run::new(world());
+        for step in &steps[..taken] {
+            run.feed(step());
+        }
+        run.feed(Event::Shutdown);
+        assert_eq!(run.names().contains(&"cut"), taken > 3, "after {taken} steps");
+        assert_eq!(run.names().contains(&"refuse"), taken <= 3, "after {taken} steps");
+        run.oracle();
+    }
+}
+
+#[test]
+fn engine_errors_pass_through_and_count() {
+    for (status, outcome) in
+        [(200, Outcome::Success), (404, Outcome::EngineStatus(404)), (503, Outcome::EngineStatus(503))]
+    {
+        let mut run = Run::new(world());
+        run.feed(head(PD)).feed(body(BODY)).feed(prefill_ok()).feed(answer_head(status)).feed(chunk("{}", true));
+        assert_eq!((run.record().outcome, run.record().status), (outcome, status));
+        run.oracle();
+    }
+}
+
+#[test]
+fn without_a_strategy_envoy_routes_by_the_model_header() {
+    let mut run = Run::new(world());
+    run.feed(head(&[])).feed(body(r#"{"model":"m","prompt":"x","kv_transfer_params":{"do_remote_prefill":true}}"#));
+    let Some(Effect::Route(plan)) = run.effects.get(1) else { panic!("{:?}", run.effects) };
+    assert!(plan.address.is_none());
+    assert!(plan.set_headers.contains(&("model", "m".to_owned())));
+    assert_eq!(&plan.body[..], br#"{"model":"m","prompt":"x"}"#);
+    run.feed(Event::Gone);
+    run.oracle();
+}
+
+#[test]
+fn ids_from_shared_traces_are_made_unique_for_the_legs() {
+    let world = world();
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..3 {
+        let mut run = Run::new(Arc::clone(&world));
+        let Event::Head(mut shared) = head(PD) else { panic!() };
+        shared.id_is_unique = false;
+        run.feed(Event::Head(shared)).feed(body(BODY));
+        let Some(Effect::StartPrefill(call)) = run.effects.get(2) else { panic!() };
+        assert!(seen.insert(call.headers["x-request-id"].clone()));
+        assert!(call.headers["x-request-id"].to_str().unwrap().starts_with("R-"));
+    }
+}
+
+fn any_event() -> impl Strategy<Value = u8> {
+    0u8..14
+}
+
+fn make(kind: u8) -> Event {
+    match kind {
+        0 => head(PD),
+        1 => head(&[]),
+        2 => body(BODY),
+        3 => Event::Body { data: Bytes::from_static(b"{"), end: false },
+        4 => prefill_ok(),
+        5 => prefill_failed(),
+        6 => answer_head(200),
+        7 => answer_head(500),
+        8 => chunk("x", false),
+        9 => chunk("", true),
+        10 => Event::DecodeFailed { detail: String::new() },
+        11 => Event::Gone,
+        12 => Event::Shutdown,
+        _ => Event::Prepared(Prepared { length: crate::routing::PromptLength::Unknown, hashes: Vec::new() }),
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_order_ends_once_and_releases_everything(kinds in proptest::collection::vec(any_event(), 0..12)) {
+        let world = world();
+        let mut run = Run::new(Arc::clone(&world));
+        for kind in kinds {
+            let before = run.effects.len();
+            let ended = run.exchange.ended();
+            run.feed(make(kind));
+            prop_assert!(!ended || run.effects.len() == before, "effects after the end");
+        }
+        prop_assert!(run.records().len() <= 1);
+        if run.exchange.ended() {
+            let quiet = world.fleet.load().models.values().flat_map(|model| model.pods.clone()).all(|pod| {
+                let view = pod.state.load.view();
+                view.prefills + view.pending + view.running == 0
+            });
+            prop_assert!(quiet, "charged after the end");
+        }
+        run.oracle();
+    }
+}

@@ -1,0 +1,98 @@
+//! Header lists from and to Envoy's form.
+
+use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
+use envoy_types::pb::envoy::config::core::v3::{
+    HeaderMap as EnvoyHeaders, HeaderValue as EnvoyHeader, HeaderValueOption,
+};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// A head as Envoy sends it: pseudo headers apart.
+#[derive(Debug, Default)]
+pub struct Head {
+    /// `:method`
+    pub method: String,
+    /// `:path`
+    pub path: String,
+    /// `:status`
+    pub status: Option<u16>,
+    /// The rest. What HTTP cannot carry is left out.
+    pub headers: HeaderMap,
+}
+
+/// Envoy fills `raw_value` or `value`, depending on its version and runtime flags: read both, raw first.
+pub fn head(envoy: EnvoyHeaders) -> Head {
+    let mut head = Head::default();
+    head.headers.reserve(envoy.headers.len());
+    for EnvoyHeader { key, value, raw_value } in envoy.headers {
+        let bytes = if raw_value.is_empty() { value.into_bytes() } else { raw_value };
+        match key.as_str() {
+            ":method" => head.method = String::from_utf8_lossy(&bytes).into_owned(),
+            ":path" => head.path = String::from_utf8_lossy(&bytes).into_owned(),
+            ":status" => head.status = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok()),
+            name if name.starts_with(':') => {}
+            name => {
+                if let (Ok(name), Ok(value)) =
+                    (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_maybe_shared(bytes::Bytes::from(bytes)))
+                {
+                    head.headers.append(name, value);
+                }
+            }
+        }
+    }
+    head
+}
+
+/// "Set this header to exactly this value."
+pub fn set_header(name: &str, value: &[u8]) -> HeaderValueOption {
+    HeaderValueOption {
+        header: Some(EnvoyHeader { key: name.to_owned(), value: String::new(), raw_value: value.to_vec() }),
+        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd as i32,
+        ..HeaderValueOption::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn envoy(pairs: &[(&str, &str, &[u8])]) -> EnvoyHeaders {
+        EnvoyHeaders {
+            headers: pairs
+                .iter()
+                .map(|(key, value, raw)| EnvoyHeader {
+                    key: (*key).to_owned(),
+                    value: (*value).to_owned(),
+                    raw_value: raw.to_vec(),
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn r77_values_come_from_either_field_in_any_case_and_survive_odd_bytes() {
+        let head = head(envoy(&[
+            (":method", "", b"POST"),
+            (":path", "/v1/completions?x=1", b""),
+            ("Routing-Strategy", "", b"pd"),
+            ("X-Session-Id", "old", b"new"),
+            ("x-bytes", "", b"\xff\xfe"),
+            ("x-twice", "", b"1"),
+            ("x-twice", "", b"2"),
+            ("bad name", "x", b""),
+            ("x-newline", "", b"a\nb"),
+            (":authority", "", b"gateway"),
+        ]));
+        assert_eq!((head.method.as_str(), head.path.as_str()), ("POST", "/v1/completions?x=1"));
+        assert_eq!(head.headers["routing-strategy"], "pd");
+        assert_eq!(head.headers["x-session-id"], "new");
+        assert_eq!(head.headers["x-bytes"].as_bytes(), b"\xff\xfe");
+        assert_eq!(head.headers.get_all("x-twice").iter().count(), 2);
+        assert_eq!(head.headers.len(), 5);
+    }
+
+    #[test]
+    fn status_is_a_number_or_nothing() {
+        assert_eq!(head(envoy(&[(":status", "", b"503")])).status, Some(503));
+        assert_eq!(head(envoy(&[(":status", "abc", b"")])).status, None);
+    }
+}

@@ -1,0 +1,147 @@
+//! One ext_proc stream as the driver sees it.
+
+use bytes::Bytes;
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
+use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse, ProtocolConfiguration};
+use http::{HeaderMap, Method, StatusCode};
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use super::{convert, reply};
+use crate::drive::{Incoming, Peer};
+use crate::error::{ApiError, Reason};
+use crate::exchange::{Adapter, AnswerHead, Effect, Event, RoutePlan};
+
+/// Envoy on the other side of one stream.
+#[derive(Debug)]
+pub struct EnvoyPeer {
+    messages: Streaming<ProcessingRequest>,
+    replies: mpsc::Sender<Result<ProcessingResponse, Status>>,
+    /// The answer ended with trailers: its last (empty) chunk is no message that waits for a reply.
+    trailers: bool,
+}
+
+impl EnvoyPeer {
+    /// A stream that has just been opened.
+    pub fn new(
+        messages: Streaming<ProcessingRequest>,
+        replies: mpsc::Sender<Result<ProcessingResponse, Status>>,
+    ) -> EnvoyPeer {
+        EnvoyPeer { messages, replies, trailers: false }
+    }
+
+    async fn reply(&self, reply: ProcessingResponse) {
+        // A failed send means that Envoy has reset the stream; the next read says so too.
+        let _ = self.replies.send(Ok(reply)).await;
+    }
+}
+
+/// A request-body mode in which the request would leave Envoy before it is routed.
+fn unsupported_mode(config: Option<&ProtocolConfiguration>) -> Option<&'static str> {
+    match config.map(ProtocolConfiguration::request_body_mode) {
+        Some(BodySendMode::None) => Some("NONE"),
+        Some(BodySendMode::Streamed) => Some("STREAMED"),
+        Some(BodySendMode::FullDuplexStreamed) => Some("FULL_DUPLEX_STREAMED"),
+        _ => None,
+    }
+}
+
+fn status(code: Option<u16>) -> StatusCode {
+    code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+impl Peer for EnvoyPeer {
+    const ADAPTER: Adapter = Adapter::Envoy;
+
+    async fn next(&mut self) -> Incoming {
+        loop {
+            // A clean end or a reset before the exchange is over: the client, or Envoy itself, is gone.
+            let Ok(Some(message)) = self.messages.message().await else { return Incoming::Event(Event::Gone) };
+            let mode = unsupported_mode(message.protocol_config.as_ref());
+            match message.request {
+                Some(Message::RequestHeaders(headers)) => {
+                    let head = convert::head(headers.headers.unwrap_or_default());
+                    if let Some(mode) = mode
+                        && !headers.end_of_stream
+                    {
+                        return Incoming::Misconfigured(format!(
+                            "request_body_mode {mode} of the ext_proc filter is not supported; use BUFFERED"
+                        ));
+                    }
+                    return Incoming::Head {
+                        method: Method::from_bytes(head.method.as_bytes()).unwrap_or(Method::GET),
+                        path: head.path,
+                        headers: head.headers,
+                        end: headers.end_of_stream,
+                    };
+                }
+                Some(Message::RequestBody(body)) => {
+                    return Incoming::Event(Event::Body { data: Bytes::from(body.body), end: body.end_of_stream });
+                }
+                Some(Message::ResponseHeaders(headers)) => {
+                    let head = convert::head(headers.headers.unwrap_or_default());
+                    return Incoming::Event(Event::AnswerHead(AnswerHead {
+                        status: status(head.status),
+                        headers: head.headers,
+                        end: headers.end_of_stream,
+                    }));
+                }
+                Some(Message::ResponseBody(body)) => {
+                    return Incoming::Event(Event::AnswerChunk {
+                        data: Bytes::from(body.body),
+                        end: body.end_of_stream,
+                    });
+                }
+                // Trailers end a body whose last chunk did not say so.
+                Some(Message::RequestTrailers(_)) => {
+                    self.reply(reply::request_trailers()).await;
+                }
+                Some(Message::ResponseTrailers(_)) => {
+                    self.reply(reply::response_trailers()).await;
+                    self.trailers = true;
+                    return Incoming::Event(Event::AnswerChunk { data: Bytes::new(), end: true });
+                }
+                None => {
+                    let text = "an ext_proc message without content";
+                    return Incoming::Misconfigured(text.to_owned());
+                }
+            }
+        }
+    }
+
+    async fn apply(&mut self, effect: Effect) {
+        match effect {
+            Effect::AcceptHead { remove } => self.reply(reply::accept_head(remove)).await,
+            Effect::ExtendTimeout(wait) => self.reply(reply::extend_timeout(wait)).await,
+            Effect::ForwardHead(add) => self.reply(reply::forward_head(&add)).await,
+            Effect::ForwardChunk if self.trailers => {}
+            Effect::ForwardChunk => self.reply(reply::forward_chunk()).await,
+            Effect::Refuse(error) => {
+                self.reply(reply::refuse(&error)).await;
+                if error.reason == Reason::ShuttingDown {
+                    let _ = self.replies.send(Err(Status::unavailable("server shutdown in progress"))).await;
+                }
+            }
+            // Failing the stream is what makes Envoy break off an answer whose head is out.
+            Effect::Cut => {
+                let _ = self.replies.send(Err(Status::aborted("the answer is cut short"))).await;
+            }
+            Effect::Route(_)
+            | Effect::Prepare(_)
+            | Effect::StartPrefill(_)
+            | Effect::CancelPrefill
+            | Effect::End(_) => {}
+        }
+    }
+
+    async fn route(&mut self, plan: RoutePlan, trace_headers: HeaderMap) {
+        self.reply(reply::route(plan, &trace_headers)).await;
+    }
+
+    async fn crashed(&mut self) {
+        let error = ApiError::new(Reason::Internal, "internal error");
+        self.reply(reply::refuse(&error)).await;
+        let _ = self.replies.send(Err(Status::internal("internal error"))).await;
+    }
+}
