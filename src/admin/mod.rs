@@ -1,1 +1,132 @@
-//! admin
+//! The HTTP port of operators: metrics, health, the list of models, and what the gateway believes about the fleet.
+//!
+//! Read-only, and without secrets: nothing here changes the gateway, and no client request comes this way. It may be
+//! reached by anything in the cluster.
+
+mod debug;
+mod ready;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{StatusCode, Uri};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+
+pub use ready::Readiness;
+
+use crate::clock::Clock;
+use crate::fleet::{Fleet, Snapshot};
+use crate::knobs::Report;
+use crate::telemetry::{FleetGauges, Metrics, ModelGauge, PodGauge};
+
+/// Lists what is wrong with the fleet's manifests, one sentence each.
+pub type Problems = Arc<dyn Fn() -> Vec<String> + Send + Sync>;
+
+/// Brings those metrics up to date that others keep (prefix index, buffered bytes, dropped spans).
+pub type BeforeMetrics = Arc<dyn Fn(&Metrics) + Send + Sync>;
+
+/// What the pages show.
+#[derive(Clone)]
+pub struct AdminState {
+    /// The fleet.
+    pub fleet: Arc<Fleet>,
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// Whether this replica wants traffic.
+    pub readiness: Arc<Readiness>,
+    /// Problems of the fleet's manifests.
+    pub problems: Problems,
+    /// How the configuration was read.
+    pub report: Arc<Report>,
+    /// For ages.
+    pub clock: Clock,
+    /// Age beyond which a pod's metrics count as unknown.
+    pub max_metric_age: Duration,
+    /// Called before each exposition.
+    pub before_metrics: BeforeMetrics,
+}
+
+impl std::fmt::Debug for AdminState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AdminState").finish_non_exhaustive()
+    }
+}
+
+/// The pages.
+pub fn router(state: AdminState) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(ready::readyz))
+        .route("/v1/models", get(models))
+        .route("/debug/fleet", get(debug::fleet))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .with_state(state)
+}
+
+async fn metrics(State(state): State<AdminState>) -> impl IntoResponse {
+    (state.before_metrics)(&state.metrics);
+    state.metrics.set_config_errors(state.report.config_errors + (state.problems)().len());
+    let gauges = gauges(&state.fleet.load(), state.clock);
+    let page = state.metrics.render(&gauges, state.clock.now());
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page)
+}
+
+/// The fleet as the metrics show it.
+fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
+    let now = clock.now();
+    let models = snapshot.models.values();
+    let pods = models.clone().flat_map(|model| &model.pods).map(|pod| {
+        let load = pod.state.load.view();
+        PodGauge {
+            namespace: Arc::clone(&pod.spec.key.namespace),
+            name: Arc::clone(&pod.spec.key.name),
+            prefills: load.prefills,
+            running: load.running,
+            pending: load.pending,
+            metrics_age: pod.state.signals.load().at.map(|at| now.since(at)),
+        }
+    });
+    FleetGauges {
+        snapshot_version: snapshot.version,
+        pods: pods.collect(),
+        models: models
+            .map(|model| ModelGauge { name: Arc::clone(&model.name), replicas: model.routable.len() })
+            .collect(),
+    }
+}
+
+/// The process is alive; whether it wants traffic is [`ready::readyz`]'s business.
+async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// The reference gateway's list of models (its section 1.1).
+async fn models(State(state): State<AdminState>) -> Json<Value> {
+    let snapshot = state.fleet.load();
+    let names: BTreeSet<&str> = snapshot.models.keys().map(|name| &**name).collect();
+    let data: Vec<Value> = names
+        .into_iter()
+        .map(|name| json!({"id": name, "object": "model", "created": 0, "owned_by": "aibrix"}))
+        .collect();
+    Json(json!({"object": "list", "data": data}))
+}
+
+async fn method_not_allowed() -> impl IntoResponse {
+    (StatusCode::METHOD_NOT_ALLOWED, Json(json!({"error": "method not allowed"})))
+}
+
+async fn not_found(uri: Uri) -> impl IntoResponse {
+    let path: String = uri.path().chars().take(256).collect();
+    (StatusCode::NOT_FOUND, Json(json!({"error": "not found", "path": path})))
+}

@@ -1,1 +1,17 @@
-//! discovery
+//! Where pods come from: manifest files (`--pods`) or a fixed list of endpoints (`--standalone`).
+//!
+//! A source delivers the whole fleet as a list of [`crate::fleet::PodSpec`]; a [`FleetBuilder`] turns it into the
+//! snapshot that requests read. Parsing is pure; the watcher is the only task here.
+
+mod builder;
+mod files;
+mod manifest;
+mod standalone;
+
+#[cfg(test)]
+mod tests;
+
+pub use builder::{Applied, Departed, DepartedListener, FleetBuilder, ProblemList};
+pub use files::{Found, POLL_INTERVAL, PodFiles, watch_files};
+pub use manifest::{Documents, Manifest, ManifestError, PodReader, Reading, read_documents};
+pub use standalone::{EndpointsError, load_endpoints, parse_endpoints};

@@ -1,9 +1,14 @@
 //! vLLM: the `shfs` and `nixl` connectors (`engine-protocols` sections 2.2 and 2.7).
+//!
+//! Bodies are made from the client's bytes by edits of the top level, so that both pods render the same prompt. No
+//! hand-off that a client wrote reaches a pod: it is an unauthenticated pointer into another pod's memory, and a bad
+//! one kills a decode server. For the same reason a hand-off from a prefill pod is checked before it is relayed.
 
 use bytes::Bytes;
 
 use crate::knobs::KvConnector;
-use crate::request::ParsedBody;
+use crate::request::scan::{JsonObject, decode_string, each_element};
+use crate::request::{Edit, Endpoint, ParsedBody, splice};
 
 /// Top-level keys that must not occur twice, in the order in which a duplicate is reported.
 pub const CONTROLLED_KEYS: [&str; 7] = [
@@ -17,7 +22,16 @@ pub const CONTROLLED_KEYS: [&str; 7] = [
 ];
 
 /// Hand-off keys that no client may send to any pod.
-pub const HANDOFF_KEYS: [&str; 2] = ["kv_transfer_params", "disagg_prefill_resp"];
+pub const HANDOFF_KEYS: [&str; 2] = [KV_PARAMS, PREFILL_RESPONSE];
+
+/// The hand-off of the `shfs` connector.
+const KV_PARAMS: &str = "kv_transfer_params";
+
+/// The hand-off of the `nixl` connector.
+const PREFILL_RESPONSE: &str = "disagg_prefill_resp";
+
+/// What asks a prefill pod to keep its KV blocks and to say where they are (section 2.2).
+const KV_REQUEST: &[u8] = br#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
 
 /// What became of the prefill answer's hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,23 +55,102 @@ pub enum HandoffError {
     WrongType,
 }
 
-/// The body of the prefill leg.
-pub fn prefill_body(body: &ParsedBody, _connector: KvConnector) -> Bytes {
-    body.raw.clone()
+/// The body of the prefill leg: one token, not streamed, and for `shfs` the request for a hand-off.
+pub fn prefill_body(body: &ParsedBody, connector: KvConnector) -> Bytes {
+    let mut edits = vec![
+        Edit::Set("max_tokens", b"1"),
+        Edit::Set("max_completion_tokens", b"1"),
+        Edit::Set("stream", b"false"),
+        // Refused without `stream`.
+        Edit::Remove("stream_options"),
+        // Refused when larger than `max_tokens`.
+        Edit::Remove("min_tokens"),
+        Edit::Remove(PREFILL_RESPONSE),
+    ];
+    if body.endpoint == Endpoint::Responses {
+        // This API knows neither of the two other names: without it the prefill pod would write the whole answer.
+        edits.push(Edit::Set("max_output_tokens", b"1"));
+    }
+    edits.push(match connector {
+        KvConnector::Shfs => Edit::Set(KV_PARAMS, KV_REQUEST),
+        KvConnector::Nixl => Edit::Remove(KV_PARAMS),
+    });
+    splice(&body.raw, &body.fields, &edits)
 }
 
-/// The body of the decode leg after a prefill answer. `prefill_host` replaces `remote_host` (no brackets).
+/// The body of the decode leg after a prefill answer. `prefill_host` replaces `remote_host` (no brackets), since
+/// engines report `localhost` unless they are configured; all else of the hand-off stays as the engine wrote it,
+/// unknown keys and large integers included. One hand-off is good for one decode attempt.
 pub fn decode_body(
     body: &ParsedBody,
-    _connector: KvConnector,
-    _prefill_answer: &[u8],
-    _prefill_host: &str,
+    connector: KvConnector,
+    prefill_answer: &[u8],
+    prefill_host: &str,
 ) -> Result<(Bytes, Handoff), HandoffError> {
-    Ok((body.raw.clone(), Handoff::Absent))
+    let answer = JsonObject::parse(prefill_answer).map_err(|_| HandoffError::NotJson)?;
+    if connector == KvConnector::Nixl {
+        let edits = [Edit::Set(PREFILL_RESPONSE, prefill_answer.trim_ascii()), Edit::Remove(KV_PARAMS)];
+        return Ok((splice(&body.raw, &body.fields, &edits), Handoff::Relayed));
+    }
+    let Some(params) = answer.get_non_null(KV_PARAMS) else {
+        return Ok((plain_body(body), Handoff::Absent));
+    };
+    if !params.starts_with('{') {
+        return Err(HandoffError::WrongType);
+    }
+    let relayed = JsonObject::parse(params.as_bytes()).ok().filter(is_usable).map(|object| {
+        let host = serde_json::Value::from(prefill_host).to_string();
+        let params = Bytes::copy_from_slice(params.as_bytes());
+        splice(&params, object.fields(), &[Edit::Set("remote_host", host.as_bytes())])
+    });
+    let Some(params) = relayed else {
+        return Ok((plain_body(body), Handoff::Unusable));
+    };
+    let edits = [Edit::Set(KV_PARAMS, &params), Edit::Remove(PREFILL_RESPONSE)];
+    Ok((splice(&body.raw, &body.fields, &edits), Handoff::Relayed))
 }
 
 /// The client's body without any hand-off key: for combined pods and decode without hand-off. The same bytes when
 /// there is nothing to strip.
 pub fn plain_body(body: &ParsedBody) -> Bytes {
-    body.raw.clone()
+    splice(&body.raw, &body.fields, &HANDOFF_KEYS.map(Edit::Remove))
 }
+
+/// Whether a decode pod can work with these parameters (section 2.7). What lacks here crashes decode servers, or
+/// parks the request for ever.
+fn is_usable(params: &JsonObject<'_>) -> bool {
+    let is_text = |value: &str| decode_string(value).is_some_and(|text| !text.is_empty());
+    let has_text = |key| params.get(key).is_some_and(is_text);
+    params.get("do_remote_prefill") == Some("true")
+        && has_text("remote_engine_id")
+        && has_text("remote_host")
+        // Older engines have no such key; where there is one, an empty one kills the decode server.
+        && params.get("remote_request_id").is_none_or(is_text)
+        && params.get("remote_port").and_then(|port| port.parse::<u16>().ok()).is_some_and(|port| port > 0)
+        && params.get("remote_block_ids").is_some_and(has_blocks)
+}
+
+/// Whether a list of block ids, or of lists of them (one per KV-cache group), names at least one block and nothing
+/// that is no block.
+fn has_blocks(value: &str) -> bool {
+    let is_id = |id: &str| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
+    let (mut flat, mut nested, mut ids) = (false, false, 0_usize);
+    let read = each_element(value, |element| {
+        if element.starts_with('[') {
+            nested = true;
+            each_element(element, |id| {
+                ids += 1;
+                is_id(id)
+            })
+            .is_ok()
+        } else {
+            flat = true;
+            ids += 1;
+            is_id(element)
+        }
+    });
+    read.is_ok() && ids > 0 && flat != nested
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,143 @@
 //! From pod specs to a snapshot: pure.
 
-use super::{PodSpec, Snapshot};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
-/// Builds the next snapshot. An incarnation (UID and restart count) of `previous` keeps its [`super::PodState`] and a
-/// model its [`crate::load::Commit`]; `next_slot` numbers new incarnations and only grows.
-pub fn build(previous: &Snapshot, _specs: &[PodSpec], _next_slot: &mut u32) -> Snapshot {
-    Snapshot { version: previous.version + 1, models: std::collections::HashMap::new() }
+use super::{Model, ModelConfig, PartialRoleset, Pod, PodKey, PodSpec, PodState, Role, Roleset, Snapshot};
+
+/// What makes two sightings of a pod the same incarnation. The key is part of it although a UID should be enough:
+/// hand-written manifests get copied together with their UIDs, and two pods must never share one load cell.
+type Identity = (PodKey, Arc<str>, u32);
+
+/// Builds the next snapshot. An incarnation (UID and restart count) of `previous` keeps its [`PodState`] whatever else
+/// changed about it, except that a pod which moved to another model starts afresh; a model keeps its
+/// [`crate::load::Commit`]. `next_slot` numbers new incarnations and only grows. Of several specs with one key the
+/// first counts.
+///
+/// The model-level configuration is that of the pod with the lowest key among those that have one, pods that are
+/// going away last; so the answer depends neither on the order of `specs` nor on readiness.
+pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Snapshot {
+    let known: HashMap<Identity, &Arc<Pod>> = previous.pods().map(|pod| (identity(&pod.spec), pod)).collect();
+    let mut seen: BTreeMap<&PodKey, &PodSpec> = BTreeMap::new();
+    for spec in specs {
+        seen.entry(&spec.key).or_insert(spec);
+    }
+    let mut by_model: BTreeMap<&Arc<str>, Vec<Arc<Pod>>> = BTreeMap::new();
+    for spec in seen.into_values() {
+        let pod = match known.get(&identity(spec)) {
+            Some(pod) if pod.spec == *spec => Arc::clone(pod),
+            Some(pod) if pod.spec.model == spec.model => made(spec, Arc::clone(&pod.state)),
+            _ => {
+                let slot = *next_slot;
+                *next_slot = next_slot.wrapping_add(1);
+                made(spec, Arc::new(PodState::new(slot, Arc::new(spec.metric_labels()))))
+            }
+        };
+        by_model.entry(&spec.model).or_default().push(pod);
+    }
+    let models = by_model
+        .into_iter()
+        .map(|(name, pods)| {
+            let commit = previous.models.get(name).map(|model| Arc::clone(&model.commit)).unwrap_or_default();
+            (Arc::clone(name), Arc::new(Model { name: Arc::clone(name), commit, ..assemble(pods) }))
+        })
+        .collect();
+    Snapshot { version: previous.version + 1, models }
+}
+
+fn identity(spec: &PodSpec) -> Identity {
+    (spec.key.clone(), Arc::clone(&spec.uid), spec.restarts)
+}
+
+fn made(spec: &PodSpec, state: Arc<PodState>) -> Arc<Pod> {
+    Arc::new(Pod { address: Arc::from(spec.address()), spec: spec.clone(), state })
+}
+
+/// Everything about a model that follows from its pods, which come ordered by key.
+fn assemble(pods: Vec<Arc<Pod>>) -> Model {
+    let routable: Vec<Arc<Pod>> =
+        pods.iter().filter(|pod| pod.spec.routable() && pod.spec.serves_http).cloned().collect();
+    let standalone = routable.iter().filter(|pod| pod.spec.role == Role::Other).cloned().collect();
+    let (rolesets, partial) = group(&pods, &routable);
+    let (config, config_disagreements) = model_config(&pods);
+    let mut engines = routable.iter().map(|pod| (pod.spec.engine, pod.spec.engine_label()));
+    let first = engines.next();
+    let engines_mixed = engines.any(|engine| Some(engine) != first);
+    Model {
+        engine: if engines_mixed { None } else { first.map(|(engine, _)| engine) },
+        engines_mixed,
+        routable,
+        rolesets,
+        partial,
+        standalone,
+        config,
+        config_disagreements,
+        pods,
+        ..Model::default()
+    }
+}
+
+/// Splits the rolesets into complete and incomplete ones. A roleset lives in a namespace: equal names in two
+/// namespaces stay two rolesets, and are then told apart by a name of the form `namespace/name`.
+fn group(pods: &[Arc<Pod>], routable: &[Arc<Pod>]) -> (Vec<Roleset>, Vec<PartialRoleset>) {
+    let mut sides: BTreeMap<(&Arc<str>, &Arc<str>), Roleset> = BTreeMap::new();
+    for pod in pods.iter().filter(|pod| pod.spec.role != Role::Other) {
+        if let Some(name) = &pod.spec.roleset {
+            sides.entry((name, &pod.spec.key.namespace)).or_insert_with(|| Roleset {
+                name: Arc::clone(name),
+                prefill: Vec::new(),
+                decode: Vec::new(),
+                prefill_replicas: 0,
+                decode_replicas: 0,
+            });
+        }
+    }
+    let mut namespaces: HashMap<Arc<str>, usize> = HashMap::new();
+    for (name, _) in sides.keys() {
+        *namespaces.entry(Arc::clone(name)).or_default() += 1;
+    }
+    for pod in routable {
+        let Some(name) = &pod.spec.roleset else { continue };
+        let Some(roleset) = sides.get_mut(&(name, &pod.spec.key.namespace)) else { continue };
+        match pod.spec.role {
+            Role::Prefill => roleset.prefill.push(Arc::clone(pod)),
+            Role::Decode => roleset.decode.push(Arc::clone(pod)),
+            Role::Other => {}
+        }
+    }
+    let (mut complete, mut partial) = (Vec::new(), Vec::new());
+    for ((name, namespace), mut roleset) in sides {
+        if namespaces.get(name).is_some_and(|&count| count > 1) {
+            roleset.name = Arc::from(format!("{namespace}/{name}"));
+        }
+        roleset.prefill_replicas = replicas(&roleset.prefill);
+        roleset.decode_replicas = replicas(&roleset.decode);
+        if roleset.prefill_replicas > 0 && roleset.decode_replicas > 0 {
+            complete.push(roleset);
+        } else {
+            let (prefill, decode) = (roleset.prefill.len(), roleset.decode.len());
+            partial.push(PartialRoleset { name: roleset.name, prefill, decode });
+        }
+    }
+    complete.sort_by(|a, b| a.name.cmp(&b.name));
+    partial.sort_by(|a, b| a.name.cmp(&b.name));
+    (complete, partial)
+}
+
+/// Replica cardinality (reference section 3.4): distinct replica indexes if any pod has one, else the pods.
+fn replicas(pods: &[Arc<Pod>]) -> usize {
+    let indexes: BTreeSet<&Arc<str>> = pods.iter().filter_map(|pod| pod.spec.replica_index.as_ref()).collect();
+    if indexes.is_empty() { pods.len() } else { indexes.len() }
+}
+
+fn model_config(pods: &[Arc<Pod>]) -> (Option<Arc<ModelConfig>>, usize) {
+    let configs = |leaving: bool| {
+        pods.iter().filter(move |pod| pod.spec.terminating == leaving).filter_map(|pod| pod.spec.config.as_ref())
+    };
+    let Some(chosen) = configs(false).chain(configs(true)).next() else { return (None, 0) };
+    let differing = configs(false)
+        .chain(configs(true))
+        .filter(|other| !Arc::ptr_eq(chosen, other) && !chosen.same_for_requests(other))
+        .count();
+    (Some(Arc::clone(chosen)), differing)
 }

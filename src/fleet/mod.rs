@@ -5,9 +5,13 @@
 //! `Arc<Snapshot>` and keep it to the end of their request.
 
 mod build;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod profile;
 mod signals;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,6 +56,16 @@ pub enum Engine {
 }
 
 impl Engine {
+    /// The engine of that label value; no or an empty value means vLLM.
+    pub fn from_label(label: Option<&str>) -> Engine {
+        match label.unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+            "" | "vllm" => Engine::Vllm,
+            "sglang" => Engine::Sglang,
+            "trtllm" => Engine::Trtllm,
+            _ => Engine::Other,
+        }
+    }
+
     /// The label value.
     pub fn name(self) -> &'static str {
         match self {
@@ -72,6 +86,17 @@ pub enum Role {
     Decode,
     /// Any other value, or none: runs both phases.
     Other,
+}
+
+impl Role {
+    /// The role of that label value.
+    pub fn from_label(label: Option<&str>) -> Role {
+        match label {
+            Some("prefill") => Role::Prefill,
+            Some("decode") => Role::Decode,
+            _ => Role::Other,
+        }
+    }
 }
 
 /// A pod as discovery sees it: plain data, compared to notice changes.
@@ -130,6 +155,28 @@ impl PodSpec {
     pub fn metric_address(&self) -> String {
         join_host_port(&self.host, self.metric_port)
     }
+
+    /// The engine as the label spells it; the dialect's name when there is no label.
+    pub fn engine_label(&self) -> &str {
+        match (self.engine, self.labels.get("model.aibrix.ai/engine")) {
+            (Engine::Other, Some(label)) => label,
+            (engine, _) => engine.name(),
+        }
+    }
+
+    /// The pod's metric labels (reference section 9.1).
+    pub fn metric_labels(&self) -> PodLabels {
+        let text = |value: &Option<Arc<str>>| value.as_deref().unwrap_or_default().to_owned();
+        PodLabels {
+            namespace: self.key.namespace.to_string(),
+            pod: self.key.name.to_string(),
+            model: self.model.to_string(),
+            engine_type: self.engine_label().to_owned(),
+            roleset: text(&self.roleset),
+            role: self.labels.get("role-name").cloned().unwrap_or_default(),
+            role_replica_index: text(&self.replica_index),
+        }
+    }
 }
 
 /// Joins a host and a port; an IPv6 address gets its brackets.
@@ -147,7 +194,8 @@ pub struct PodState {
     pub load: LoadCell,
     /// The last scraped engine metrics.
     pub signals: ArcSwap<Signals>,
-    /// Metric labels of the pod.
+    /// Metric labels of the pod as it was first seen. They stay for the life of the incarnation, so that a gauge goes
+    /// down in the series in which it went up; [`PodSpec::metric_labels`] has the present ones.
     pub labels: Arc<PodLabels>,
 }
 

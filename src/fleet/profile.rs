@@ -1,9 +1,16 @@
 //! The pod annotation `model.aibrix.ai/config`: profiles, lock, per-request knobs (reference section 2).
+//!
+//! Parsing is pure and forgiving in one direction only: a field that cannot be used is dropped with a warning and the
+//! rest stands. Where the reference would let one wrong type discard a whole `routingConfig`, or fail every request
+//! over a misspelt policy, the gateway-wide value stays in force here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::knobs::PdKnobs;
+use serde_json::{Map, Value};
+
+use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
 
 /// The annotation is not usable as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,10 +53,249 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// Reads the annotation's text over the gateway-wide knobs `base`. The second value lists, one sentence each, what
+    /// was dropped or looks like a mistake; it can be non-empty beside `Ok` and `Err` alike.
+    ///
+    /// Unknown fields are ignored. A knob is looked for in `routingConfig.pd` first and then in `routingConfig`
+    /// itself; the first usable one counts.
+    pub fn parse(text: &str, base: &PdKnobs) -> (Result<ModelConfig, ProfileError>, Vec<String>) {
+        let mut warnings = Vec::new();
+        let result = parse(text, base, &mut warnings);
+        (result, warnings)
+    }
+
     /// Looks a profile up: the exact name, else `defaultProfile`, else `default`.
     pub fn profile(&self, name: Option<&str>) -> Option<&Arc<Profile>> {
         name.and_then(|name| self.profiles.get(name))
             .or_else(|| self.default_profile.as_ref().and_then(|name| self.profiles.get(name)))
             .or_else(|| self.profiles.get("default"))
     }
+
+    /// True when both say the same about requests. Range and `combined` are left out: they are each pod's own and
+    /// differ on purpose.
+    pub fn same_for_requests(&self, other: &ModelConfig) -> bool {
+        self.locked_strategy == other.locked_strategy
+            && self.default_profile == other.default_profile
+            && self.profiles.len() == other.profiles.len()
+            && self.profiles.iter().zip(&other.profiles).all(|((name, mine), (other_name, theirs))| {
+                name == other_name
+                    && mine.routing_strategy == theirs.routing_strategy
+                    && (Arc::ptr_eq(&mine.knobs, &theirs.knobs) || mine.knobs == theirs.knobs)
+            })
+    }
+}
+
+fn parse(text: &str, base: &PdKnobs, warnings: &mut Vec<String>) -> Result<ModelConfig, ProfileError> {
+    let root: Value = serde_json::from_str(text).map_err(|error| ProfileError(error.to_string()))?;
+    let Value::Object(root) = root else {
+        return Err(ProfileError("not a JSON object".to_owned()));
+    };
+    let locked_strategy = name_field(&root, "lockedRoutingStrategy", "", warnings);
+    let default_profile = name_field(&root, "defaultProfile", "", warnings);
+    let mut profiles = BTreeMap::new();
+    match root.get("profiles") {
+        None | Some(Value::Null) => {
+            if locked_strategy.is_none() {
+                return Err(ProfileError("it has no profiles".to_owned()));
+            }
+        }
+        Some(Value::Object(entries)) => {
+            for (name, entry) in entries {
+                if let Some(profile) = parse_profile(name, entry, base, warnings) {
+                    profiles.insert(Arc::clone(&profile.name), Arc::new(profile));
+                }
+            }
+        }
+        Some(_) if locked_strategy.is_some() => warnings.push("profiles is not an object and is ignored".to_owned()),
+        Some(_) => return Err(ProfileError("profiles is not an object".to_owned())),
+    }
+    if let Some(name) = &default_profile
+        && !profiles.contains_key(name)
+    {
+        warnings.push(format!("defaultProfile names {name:?}, which does not exist"));
+    }
+    Ok(ModelConfig { locked_strategy, default_profile, profiles })
+}
+
+fn parse_profile(name: &str, entry: &Value, base: &PdKnobs, warnings: &mut Vec<String>) -> Option<Profile> {
+    let Value::Object(entry) = entry else {
+        warnings.push(format!("profile {name:?} is not an object and is ignored"));
+        return None;
+    };
+    let place = format!("profile {name:?}: ");
+    let routing_strategy = name_field(entry, "routingStrategy", &place, warnings);
+    let empty = Map::new();
+    let config = match entry.get("routingConfig") {
+        None | Some(Value::Null) => &empty,
+        Some(Value::Object(config)) => config,
+        Some(_) => {
+            warnings.push(format!("{place}routingConfig is not an object and is ignored"));
+            &empty
+        }
+    };
+    let mut fields = Fields::new(config, place, warnings);
+    let bucket = fields.bucket();
+    let combined = fields.take(&[""], "combined", "true or false", Value::as_bool).unwrap_or(false);
+    let knobs = Arc::new(fields.knobs(base));
+    Some(Profile { name: Arc::from(name), routing_strategy, bucket, combined, knobs })
+}
+
+/// A non-empty text field; a value of another type is dropped with a warning.
+fn name_field(object: &Map<String, Value>, field: &str, place: &str, warnings: &mut Vec<String>) -> Option<Arc<str>> {
+    match object.get(field)? {
+        Value::Null => None,
+        Value::String(text) if text.is_empty() => None,
+        Value::String(text) => Some(Arc::from(text.as_str())),
+        other => {
+            warnings.push(format!("{place}{field} is {}, which is not text; it is ignored", shown(other)));
+            None
+        }
+    }
+}
+
+/// The fields of one `routingConfig`.
+struct Fields<'a> {
+    config: &'a Map<String, Value>,
+    place: String,
+    warnings: &'a mut Vec<String>,
+}
+
+/// Where a per-request knob is looked for, in this order.
+const KNOB_PLACES: &[&str] = &["pd", ""];
+
+impl<'a> Fields<'a> {
+    fn new(config: &'a Map<String, Value>, place: String, warnings: &'a mut Vec<String>) -> Fields<'a> {
+        for group in ["pd", "prefixCache"] {
+            if config.get(group).is_some_and(|value| !value.is_object() && !value.is_null()) {
+                warnings.push(format!("{place}routingConfig.{group} is not an object and is ignored"));
+            }
+        }
+        Fields { config, place, warnings }
+    }
+
+    /// The first usable value of `field` in the named groups (`""` = `routingConfig` itself). Each unusable one on
+    /// the way costs a warning that says what was `expected`.
+    fn take<T>(
+        &mut self,
+        groups: &[&str],
+        field: &str,
+        expected: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Option<T> {
+        for group in groups {
+            let found = if group.is_empty() {
+                self.config.get(field)
+            } else {
+                self.config.get(*group).and_then(|group| group.get(field))
+            };
+            let Some(value) = found.filter(|value| !value.is_null()) else { continue };
+            if let Some(usable) = read(value) {
+                return Some(usable);
+            }
+            let dot = if group.is_empty() { "" } else { "." };
+            self.warnings.push(format!(
+                "{}routingConfig{dot}{group}.{field} is {}; expected {expected}; it is ignored",
+                self.place,
+                shown(value),
+            ));
+        }
+        None
+    }
+
+    fn knob<T>(&mut self, field: &str, expected: &str, read: impl Fn(&Value) -> Option<T>, target: &mut T) {
+        if let Some(value) = self.take(KNOB_PLACES, field, expected, read) {
+            *target = value;
+        }
+    }
+
+    fn bucket(&mut self) -> BucketRange {
+        let expected = "a whole number of tokens";
+        let min = self.take(&[""], "promptLenBucketMinLength", expected, whole).unwrap_or(0).max(0).unsigned_abs();
+        let max = self.take(&[""], "promptLenBucketMaxLength", expected, whole).unwrap_or(0).max(0).unsigned_abs();
+        let max = (max > 0).then_some(max);
+        if max.is_some_and(|max| min > max) {
+            self.warnings.push(format!(
+                "{}promptLenBucketMinLength is above promptLenBucketMaxLength, so the pod suits no prompt",
+                self.place
+            ));
+        }
+        BucketRange { min, max }
+    }
+
+    fn knobs(&mut self, base: &PdKnobs) -> PdKnobs {
+        let mut knobs = base.clone();
+        let k = &mut knobs;
+        self.knob("promptLengthBucketing", "true or false", Value::as_bool, &mut k.prompt_length_bucketing);
+        self.knob(
+            "prefillRequestTimeout",
+            "a whole number of seconds above 0",
+            |value| positive_whole(value).map(Duration::from_secs),
+            &mut k.prefill_request_timeout,
+        );
+        self.knob("prefillScorePolicy", "prefix_cache or least_request", prefill_policy, &mut k.prefill_policy);
+        self.knob("decodeScorePolicy", "load_balancing or least_request", decode_policy, &mut k.decode_policy);
+        self.knob(
+            "prefillLoadImbalanceMinSpread",
+            "a whole number above 0",
+            positive_whole,
+            &mut k.prefill_imbalance_min_spread,
+        );
+        let number = "a number above 0";
+        self.knob("decodeLoadImbalanceMinSpread", number, positive, &mut k.decode_imbalance_min_spread);
+        self.knob("decodeThroughputImbalanceMinSpread", number, positive, &mut k.decode_throughput_min_spread);
+        self.knob("decodeScoreRatioThreshold", number, positive, &mut k.decode_score_ratio);
+        self.knob("decodeLBWeightRunning", number, positive, &mut k.decode_weight_running);
+        self.knob("decodeLBWeightThroughput", number, positive, &mut k.decode_weight_throughput);
+        self.knob("minMatchPct", "a whole number from 0 to 100", percent, &mut k.min_match_pct);
+        // This one has a group of its own (reference section 2.4).
+        if let Some(factor) = self.take(&["prefixCache"], "standardDeviationFactor", number, positive) {
+            k.standard_deviation_factor = factor;
+        }
+        knobs
+    }
+}
+
+/// A whole number, also when it is written as `5.0`.
+fn whole(value: &Value) -> Option<i64> {
+    value
+        .as_i64()
+        .or_else(|| value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 1e15).map(|n| n as i64))
+}
+
+fn positive_whole(value: &Value) -> Option<u64> {
+    whole(value).filter(|&number| number > 0).map(i64::unsigned_abs)
+}
+
+fn positive(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| number.is_finite() && *number > 0.0)
+}
+
+fn percent(value: &Value) -> Option<u8> {
+    whole(value).and_then(|number| u8::try_from(number).ok()).filter(|&number| number <= 100)
+}
+
+fn prefill_policy(value: &Value) -> Option<PrefillPolicy> {
+    match value.as_str()?.trim().to_ascii_lowercase().as_str() {
+        "prefix_cache" => Some(PrefillPolicy::PrefixCache),
+        "least_request" => Some(PrefillPolicy::LeastRequest),
+        _ => None,
+    }
+}
+
+fn decode_policy(value: &Value) -> Option<DecodePolicy> {
+    match value.as_str()?.trim().to_ascii_lowercase().as_str() {
+        "load_balancing" => Some(DecodePolicy::LoadBalancing),
+        "least_request" => Some(DecodePolicy::LeastRequest),
+        _ => None,
+    }
+}
+
+/// A value for a warning, cut to a readable length.
+fn shown(value: &Value) -> String {
+    const LONGEST: usize = 60;
+    let text = value.to_string();
+    if text.chars().count() <= LONGEST {
+        return text;
+    }
+    text.chars().take(LONGEST).chain("...".chars()).collect()
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use super::{ModelConfig, Pod};
+use super::{Engine, ModelConfig, Pod};
 use crate::load::Commit;
 
 /// A roleset with at least one routable prefill and one routable decode replica.
 #[derive(Clone, Debug)]
 pub struct Roleset {
-    /// Label `roleset-name`.
+    /// Label `roleset-name`; `namespace/roleset-name` where the model has that name in several namespaces.
     pub name: Arc<str>,
     /// Routable prefill pods that serve HTTP.
     pub prefill: Vec<Arc<Pod>>,
@@ -35,7 +35,7 @@ pub struct PartialRoleset {
 }
 
 /// Everything known about one model.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Model {
     /// The model's name as requests spell it.
     pub name: Arc<str>,
@@ -45,15 +45,19 @@ pub struct Model {
     pub routable: Vec<Arc<Pod>>,
     /// Complete rolesets, ordered by name.
     pub rolesets: Vec<Roleset>,
-    /// Incomplete rolesets, ordered by name.
+    /// Rolesets of which a pod is known but a side is missing, ordered by name.
     pub partial: Vec<PartialRoleset>,
     /// Routable pods that may run both phases: neither prefill nor decode by label. Whether one is `combined`
     /// depends on the profile of the request.
     pub standalone: Vec<Arc<Pod>>,
     /// The model-level configuration: that of a deterministic pod.
     pub config: Option<Arc<ModelConfig>>,
-    /// How many pods carry a configuration that differs from [`Model::config`].
+    /// How many pods carry a configuration that says something else about requests than [`Model::config`].
     pub config_disagreements: usize,
+    /// The engine of all routable pods; `None` when there is none or they disagree.
+    pub engine: Option<Engine>,
+    /// The routable pods are of several engines, which rules PD out: a body made for one must not reach another.
+    pub engines_mixed: bool,
     /// Serialises select-and-charge of this model without a lock; survives snapshots.
     pub commit: Arc<Commit>,
 }
@@ -71,6 +75,11 @@ impl Snapshot {
     /// The model of that name.
     pub fn model(&self, name: &str) -> Option<&Arc<Model>> {
         self.models.get(name)
+    }
+
+    /// Every pod of every model; the models come in no particular order.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.models.values().flat_map(|model| &model.pods)
     }
 }
 

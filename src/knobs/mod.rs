@@ -3,12 +3,26 @@
 //! [`Knobs`] is process-wide. [`PdKnobs`] is the part that a config profile may override for its own requests
 //! (`spec` section 2.4 of the reference gateway); a profile carries a ready-made, checked copy.
 
+mod docs;
 mod env;
+mod inert;
+mod otel;
+mod parse;
+mod read;
+mod settings;
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use env::{Environment, Origin, Report, Setting};
+pub use docs::configuration_markdown;
+pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
+pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
+
+#[cfg(test)]
+pub(crate) use docs::assert_generated;
 
 /// How a prefill pod is scored. Names are those of `AIBRIX_PREFILL_SCORE_POLICY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -156,6 +170,24 @@ pub struct PrefixKnobs {
     pub sweep_interval: Duration,
 }
 
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object each.
+    Json,
+}
+
+/// The log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogKnobs {
+    /// `TANDEM_LOG` (`info`): `tracing_subscriber` filter directives, checked.
+    pub filter: String,
+    /// `TANDEM_LOG_FORMAT` (`text`).
+    pub format: LogFormat,
+}
+
 /// A secret text: never shown by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -183,12 +215,14 @@ impl std::fmt::Debug for Secret {
 pub struct Knobs {
     /// `POD_NAME`, else the host name: this gateway replica in metrics and logs.
     pub gateway_pod: String,
-    /// `ROUTING_ALGORITHM` (unset): strategy of requests that name none.
+    /// `ROUTING_ALGORITHM` (unset): strategy of requests that name none; one that exists here.
     pub routing_algorithm: Option<String>,
     /// `AIBRIX_AUTH_BEARER_TOKEN` (unset): clients must send it as a bearer token.
     pub auth_bearer_token: Option<Secret>,
     /// `AIBRIX_TTFT_THRESHOLD_S` (1 s): slower first tokens count in `gateway_first_token_delay_over_1s_total`.
     pub ttft_threshold: Duration,
+    /// The log.
+    pub log: LogKnobs,
     /// Gateway-wide defaults of the per-request knobs.
     pub pd: Arc<PdKnobs>,
     /// Bounds.
@@ -199,4 +233,6 @@ pub struct Knobs {
     pub scrape: ScrapeKnobs,
     /// Prefix index.
     pub prefix: PrefixKnobs,
+    /// Span export.
+    pub otel: OtelKnobs,
 }

@@ -1,13 +1,18 @@
 //! One scan over the top level of a JSON body.
+//!
+//! Only what routing needs is decoded and checked: `model`, `stream`, the prompt, and a few numbers. A member of an
+//! unexpected shape that routing does not need never fails a request. Error texts name fields and positions and never
+//! quote what the client sent.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::multipart::Form;
+use super::scan::{Field, JsonObject, decode_string};
 use super::{Endpoint, Prompt};
 
-/// The body cannot be used. Each becomes a 400 (413 for `TooLong`).
+/// The body cannot be used. Each becomes a 400.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BodyError {
     /// Not JSON, not UTF-8, not an object, or a field of the wrong type; the text says which.
@@ -19,17 +24,6 @@ pub enum BodyError {
     /// A multipart body that cannot be read.
     #[error("{0}")]
     Multipart(String),
-}
-
-/// One top-level member.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Field {
-    /// The key, escapes decoded.
-    pub key: String,
-    /// Byte range of the key in the body, with its quotes.
-    pub key_span: Range<usize>,
-    /// Byte range of the value.
-    pub value_span: Range<usize>,
 }
 
 /// A request body, parsed once.
@@ -49,8 +43,7 @@ pub struct ParsedBody {
     pub include_usage: bool,
     /// `n` (1 when absent or unusable), or `best_of` when that is larger.
     pub choices: u64,
-    /// The larger of `max_tokens` and `max_completion_tokens` precedence is the engine's; this is
-    /// `max_tokens`, else `max_completion_tokens`.
+    /// `max_tokens`, else `max_completion_tokens`. (Which of the two an engine prefers is its own affair.)
     pub max_tokens: Option<u64>,
     /// The prompt.
     pub prompt: Prompt,
@@ -58,8 +51,44 @@ pub struct ParsedBody {
 
 impl ParsedBody {
     /// Parses and validates a body for an endpoint. `content_type` matters for multipart only.
-    pub fn parse(_endpoint: Endpoint, _content_type: Option<&str>, _raw: Bytes) -> Result<ParsedBody, BodyError> {
-        Err(BodyError::Invalid(String::new()))
+    pub fn parse(endpoint: Endpoint, content_type: Option<&str>, raw: Bytes) -> Result<ParsedBody, BodyError> {
+        if endpoint.is_multipart() {
+            return ParsedBody::parse_form(endpoint, content_type, raw);
+        }
+        let object =
+            JsonObject::parse(&raw).map_err(|error| BodyError::Invalid(format!("invalid request body: {error}")))?;
+        let model = read_model(&object)?;
+        let stream = match object.get("stream") {
+            None | Some("null" | "false") => false,
+            Some("true") => true,
+            Some(_) => return Err(BodyError::Invalid("field \"stream\" must be a boolean".into())),
+        };
+        let prompt = Prompt::read(endpoint, &object)?;
+        let count = |key| object.get(key).and_then(read_count);
+        let choices = count("n").unwrap_or(1).max(count("best_of").unwrap_or(1)).max(1);
+        let max_tokens = count("max_tokens").or_else(|| count("max_completion_tokens"));
+        let include_usage = object
+            .get("stream_options")
+            .and_then(|options| JsonObject::parse(options.as_bytes()).ok())
+            .is_some_and(|options| options.get("include_usage") == Some("true"));
+        let fields = object.into_fields();
+        Ok(ParsedBody { raw, endpoint, fields, model, stream, include_usage, choices, max_tokens, prompt })
+    }
+
+    fn parse_form(endpoint: Endpoint, content_type: Option<&str>, raw: Bytes) -> Result<ParsedBody, BodyError> {
+        let form = Form::parse(content_type, &raw).map_err(|error| BodyError::Multipart(error.to_string()))?;
+        let model = form.model.ok_or_else(|| BodyError::NoModel("form field \"model\" is required".into()))?;
+        Ok(ParsedBody {
+            endpoint,
+            fields: Vec::new(),
+            model: model.into(),
+            stream: form.stream,
+            include_usage: false,
+            choices: 1,
+            max_tokens: None,
+            prompt: Prompt::none(),
+            raw,
+        })
     }
 
     /// The raw bytes of a top-level value (the last one when the key is duplicated, as engines read it).
@@ -72,4 +101,31 @@ impl ParsedBody {
     pub fn duplicate_of<'k>(&self, controlled: &[&'k str]) -> Option<&'k str> {
         controlled.iter().copied().find(|key| self.fields.iter().filter(|field| field.key == **key).count() > 1)
     }
+}
+
+fn read_model(object: &JsonObject<'_>) -> Result<Arc<str>, BodyError> {
+    if object.fields().iter().filter(|field| field.key == "model").count() > 1 {
+        // Two models would be two tenants' worth of doubt about who serves, limits and pays.
+        return Err(BodyError::Invalid("duplicate top-level key \"model\" in request body".into()));
+    }
+    let value = object.get_non_null("model").ok_or_else(|| BodyError::NoModel("field \"model\" is required".into()))?;
+    if !value.starts_with('"') {
+        return Err(BodyError::NoModel("field \"model\" must be a string".into()));
+    }
+    match decode_string(value) {
+        Some(model) if !model.trim().is_empty() => Ok(model.as_ref().into()),
+        Some(_) => Err(BodyError::NoModel("field \"model\" must not be empty".into())),
+        None => Err(BodyError::NoModel("field \"model\" must be valid Unicode".into())),
+    }
+}
+
+/// A non-negative whole number in any spelling that the engines' validation takes as one: `2`, `2.0`, `2e0`, `"2"`.
+fn read_count(value: &str) -> Option<u64> {
+    let text = decode_string(value);
+    let text = text.as_deref().unwrap_or(value).trim();
+    if let Ok(count) = text.parse::<u64>() {
+        return Some(count);
+    }
+    let number = text.parse::<f64>().ok()?;
+    (number.fract() == 0.0 && (0.0..9_007_199_254_740_992.0).contains(&number)).then_some(number as u64)
 }

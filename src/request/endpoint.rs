@@ -1,4 +1,4 @@
-//! The endpoint table (reference section 1.4).
+//! The endpoint table (reference gateway, section 1.4).
 
 /// A path that the gateway serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,13 +28,72 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The endpoint of a request path; a query string is ignored.
-    pub fn from_path(_path_and_query: &str) -> Option<Endpoint> {
-        None
+    /// Every endpoint.
+    pub const ALL: [Endpoint; 11] = [
+        Endpoint::ChatCompletions,
+        Endpoint::Messages,
+        Endpoint::Completions,
+        Endpoint::Responses,
+        Endpoint::Embeddings,
+        Endpoint::Rerank,
+        Endpoint::Classify,
+        Endpoint::ImagesGenerations,
+        Endpoint::VideoGenerations,
+        Endpoint::AudioTranscriptions,
+        Endpoint::AudioTranslations,
+    ];
+
+    /// The endpoint of a request path. The path must match exactly; a query string is ignored, and a fragment, which
+    /// no HTTP client sends, matches nothing.
+    pub fn from_path(path_and_query: &str) -> Option<Endpoint> {
+        if path_and_query.contains('#') {
+            return None;
+        }
+        let path = path_and_query.split_once('?').map_or(path_and_query, |(path, _)| path);
+        Endpoint::ALL.into_iter().find(|endpoint| endpoint.path() == path)
     }
 
     /// Its path, which is also its metric label.
     pub fn path(self) -> &'static str {
-        ""
+        match self {
+            Endpoint::ChatCompletions => "/v1/chat/completions",
+            Endpoint::Messages => "/v1/messages",
+            Endpoint::Completions => "/v1/completions",
+            Endpoint::Responses => "/v1/responses",
+            Endpoint::Embeddings => "/v1/embeddings",
+            Endpoint::Rerank => "/v1/rerank",
+            Endpoint::Classify => "/v1/classify",
+            Endpoint::ImagesGenerations => "/v1/images/generations",
+            Endpoint::VideoGenerations => "/v1/video/generations",
+            Endpoint::AudioTranscriptions => "/v1/audio/transcriptions",
+            Endpoint::AudioTranslations => "/v1/audio/translations",
+        }
+    }
+
+    /// Whether its bodies are multipart forms instead of JSON.
+    pub fn is_multipart(self) -> bool {
+        matches!(self, Endpoint::AudioTranscriptions | Endpoint::AudioTranslations)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_match_exactly_and_queries_are_ignored() {
+        for endpoint in Endpoint::ALL {
+            let path = endpoint.path();
+            assert_eq!(Endpoint::from_path(path), Some(endpoint));
+            assert_eq!(Endpoint::from_path(&format!("{path}?")), Some(endpoint));
+            assert_eq!(Endpoint::from_path(&format!("{path}?api-version=1&x=/v1/rerank")), Some(endpoint));
+            assert_eq!(Endpoint::from_path(&format!("{path}/")), None);
+            assert_eq!(Endpoint::from_path(&format!("{path}#top")), None);
+            assert_eq!(Endpoint::from_path(&format!("/{path}")), None);
+            assert_eq!(Endpoint::from_path(&path.to_uppercase()), None);
+        }
+        for unknown in ["", "/", "?", "/v1/models", "/v1", "/v1/chat", "/v1/chat/completions2", "v1/completions"] {
+            assert_eq!(Endpoint::from_path(unknown), None, "{unknown}");
+        }
     }
 }

@@ -2,10 +2,15 @@
 
 mod body;
 mod endpoint;
+mod multipart;
 mod prompt;
+pub(crate) mod scan;
 mod splice;
+#[cfg(test)]
+mod tests;
 
-pub use body::{BodyError, Field, ParsedBody};
+pub use body::{BodyError, ParsedBody};
 pub use endpoint::Endpoint;
 pub use prompt::{Prompt, PromptForm};
+pub use scan::Field;
 pub use splice::{Edit, splice};

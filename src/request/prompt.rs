@@ -1,4 +1,19 @@
 //! The prompt of a request, as far as routing needs it.
+//!
+//! Only the shape that routing reads is checked. Everything else, odd members of messages included, is the engine's
+//! to judge.
+
+use super::Endpoint;
+use super::body::BodyError;
+use super::scan::{JsonObject, decode_key, decode_string, each_element, each_member};
+
+/// Starts an item of the history in a prefix key. A control character, so that the key stays UTF-8 wherever the
+/// prompt is; it cannot occur raw in JSON, so only an escaped one in a prompt could imitate it, and all that this
+/// imitation can win is a wrong guess about a cache.
+const ITEM: u8 = 0x1e;
+
+/// Separates the parts of an item.
+const PART: u8 = 0x1f;
 
 /// The shape in which the prompt came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +37,354 @@ pub struct Prompt {
     pub count: usize,
     /// Total token ids, when the prompt came as ids: an exact length.
     pub token_ids: Option<usize>,
-    /// The "message" text of reference section 1.4: what bucketing counts.
+    /// The "message" text of the reference gateway's section 1.4, contents joined by one space: what bucketing counts.
     pub text: String,
-    /// The bytes that the prefix index hashes: `tools`, then role and content of the whole history, in template order.
+    /// The bytes that the prefix index hashes, in template order: `tools` as sent, then role and content of the whole
+    /// history (strings decoded, anything else as sent, so that an image URL enters whole). Token ids enter as four
+    /// bytes each, big endian.
     pub prefix_key: Vec<u8>,
+}
+
+impl Prompt {
+    /// No prompt.
+    pub(super) fn none() -> Prompt {
+        Prompt { form: PromptForm::None, count: 0, token_ids: None, text: String::new(), prefix_key: Vec::new() }
+    }
+
+    /// Reads and checks the prompt of a JSON body.
+    pub(super) fn read(endpoint: Endpoint, body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
+        match endpoint {
+            Endpoint::ChatCompletions | Endpoint::Messages => chat(body),
+            Endpoint::Responses => responses(body),
+            Endpoint::Completions => completions(body),
+            Endpoint::Embeddings => embeddings(body),
+            Endpoint::Rerank => rerank(body),
+            Endpoint::Classify => classify(body),
+            Endpoint::ImagesGenerations | Endpoint::VideoGenerations => {
+                let prompt = required(body, "prompt")?;
+                let text = Texts::default().with(prompt, "prompt")?;
+                Ok(text.into_prompt())
+            }
+            Endpoint::AudioTranscriptions | Endpoint::AudioTranslations => Ok(Prompt::none()),
+        }
+    }
+}
+
+fn invalid(text: impl Into<String>) -> BodyError {
+    BodyError::Invalid(text.into())
+}
+
+fn required<'a>(body: &JsonObject<'a>, key: &str) -> Result<&'a str, BodyError> {
+    body.get_non_null(key).ok_or_else(|| invalid(format!("field \"{key}\" is required")))
+}
+
+fn is_array(value: &str) -> bool {
+    value.starts_with('[')
+}
+
+fn is_empty_array(value: &str) -> bool {
+    value.strip_prefix('[').is_some_and(|rest| rest.trim_start().starts_with(']'))
+}
+
+/// Plain texts joined by one space, for endpoints without a chat history.
+#[derive(Default)]
+struct Texts {
+    text: String,
+    any: bool,
+}
+
+impl Texts {
+    /// Adds a string; anything else is refused.
+    fn with(mut self, value: &str, key: &str) -> Result<Texts, BodyError> {
+        if !value.starts_with('"') {
+            return Err(invalid(format!("field \"{key}\" must be a string")));
+        }
+        self.push(value);
+        Ok(self)
+    }
+
+    /// Adds a string decoded, anything else (and a string that cannot be decoded) as it was sent.
+    fn push(&mut self, value: &str) {
+        if self.any {
+            self.text.push(' ');
+        }
+        self.any = true;
+        match decode_string(value) {
+            Some(text) => self.text.push_str(&text),
+            None => self.text.push_str(value),
+        }
+    }
+
+    fn push_elements(&mut self, array: &str) {
+        // The body was scanned as a whole before, so this cannot fail.
+        let _ = each_element(array, |element| {
+            self.push(element);
+            true
+        });
+    }
+
+    fn into_prompt(self) -> Prompt {
+        let prefix_key = self.text.as_bytes().to_vec();
+        Prompt { form: PromptForm::Text, count: 1, token_ids: None, text: self.text, prefix_key }
+    }
+}
+
+/// A chat history on its way into text and prefix key.
+#[derive(Default)]
+struct History {
+    texts: Texts,
+    key: Vec<u8>,
+}
+
+impl History {
+    fn new(body: &JsonObject<'_>) -> History {
+        let mut history = History::default();
+        if let Some(tools) = body.get_non_null("tools") {
+            history.key.extend_from_slice(tools.as_bytes());
+        }
+        history
+    }
+
+    fn push_key(&mut self, separator: u8, value: &str) {
+        self.key.push(separator);
+        match decode_string(value) {
+            Some(text) => self.key.extend_from_slice(text.as_bytes()),
+            None => self.key.extend_from_slice(value.as_bytes()),
+        }
+    }
+
+    /// Text that the template puts before the history and that the "message" text does not count.
+    fn push_preamble(&mut self, role: &str, value: &str) {
+        self.key.push(ITEM);
+        self.key.extend_from_slice(role.as_bytes());
+        self.push_key(PART, value);
+    }
+
+    fn push_item(&mut self, item: &str) {
+        let (mut role, mut content, mut tool_calls) = (None, None, None);
+        if item.starts_with('{') {
+            let _ = each_member(item, |key, value| {
+                match decode_key(key).as_ref() {
+                    "role" => role = Some(value),
+                    "content" => content = Some(value).filter(|value| *value != "null"),
+                    "tool_calls" => tool_calls = Some(value).filter(|value| *value != "null"),
+                    _ => {}
+                }
+                true
+            });
+        } else if item.starts_with('"') {
+            content = Some(item);
+        }
+        if let Some(content) = content {
+            self.texts.push(content);
+        }
+        self.push_key(ITEM, role.unwrap_or_default());
+        if content.is_none() && tool_calls.is_none() {
+            // Such as a function call or its result in `input` of a response: it is its own content.
+            self.key.push(PART);
+            self.key.extend_from_slice(item.as_bytes());
+            return;
+        }
+        self.push_key(PART, content.unwrap_or_default());
+        if let Some(tool_calls) = tool_calls {
+            self.key.push(PART);
+            self.key.extend_from_slice(tool_calls.as_bytes());
+        }
+    }
+
+    fn push_items(&mut self, array: &str) {
+        let _ = each_element(array, |item| {
+            self.push_item(item);
+            true
+        });
+    }
+
+    fn into_prompt(self) -> Prompt {
+        Prompt { form: PromptForm::Text, count: 1, token_ids: None, text: self.texts.text, prefix_key: self.key }
+    }
+}
+
+fn chat(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
+    let messages = required(body, "messages")?;
+    if !is_array(messages) {
+        return Err(invalid("field \"messages\" must be an array"));
+    }
+    let mut history = History::new(body);
+    if let Some(system) = body.get_non_null("system") {
+        history.push_preamble("system", system);
+    }
+    history.push_items(messages);
+    Ok(history.into_prompt())
+}
+
+fn responses(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
+    let input = required(body, "input")?;
+    let mut history = History::new(body);
+    if let Some(instructions) = body.get_non_null("instructions") {
+        history.push_preamble("system", instructions);
+    }
+    if input.starts_with('"') {
+        history.push_preamble("user", input);
+        history.texts.push(input);
+    } else if is_array(input) && !is_empty_array(input) {
+        history.push_items(input);
+    } else {
+        return Err(invalid("field \"input\" must be a string or a non-empty array"));
+    }
+    Ok(history.into_prompt())
+}
+
+/// `prompt` of `/v1/completions`: a string, a list of strings, a list of token ids or a list of such lists.
+fn completions(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
+    let Some(prompt) = body.get_non_null("prompt") else {
+        // Engines take embeddings in place of a prompt.
+        return match body.get_non_null("prompt_embeds") {
+            Some(_) => Ok(Prompt::none()),
+            None => required(body, "prompt").map(|_| Prompt::none()),
+        };
+    };
+    let wrong =
+        || invalid("field \"prompt\" must be a string, a list of strings, a list of token ids or a list of such lists");
+    if prompt.starts_with('"') {
+        let mut texts = Texts::default();
+        texts.push(prompt);
+        return Ok(texts.into_prompt());
+    }
+    if !is_array(prompt) {
+        return Err(wrong());
+    }
+
+    let mut texts = Texts::default();
+    let mut key = Vec::new();
+    let mut kind = None;
+    let mut count = 0_usize;
+    let mut ids = 0_usize;
+    let read = each_element(prompt, |element| {
+        let this = ElementKind::of(element);
+        if this.is_none() || *kind.get_or_insert(this) != this {
+            return false;
+        }
+        if count > 0 && this == Some(ElementKind::Ids) {
+            key.push(ITEM);
+        }
+        count += 1;
+        match this {
+            Some(ElementKind::Text) => {
+                texts.push(element);
+                true
+            }
+            Some(ElementKind::Id) => push_id(&mut key, &mut ids, element),
+            Some(ElementKind::Ids) => each_element(element, |id| push_id(&mut key, &mut ids, id)).is_ok(),
+            None => false,
+        }
+    });
+    if read.is_err() {
+        return Err(wrong());
+    }
+    Ok(match kind.flatten() {
+        None => Prompt::none(),
+        Some(ElementKind::Text) => {
+            let form = if count == 1 { PromptForm::Text } else { PromptForm::Several };
+            Prompt { form, count, ..texts.into_prompt() }
+        }
+        Some(list) => {
+            let count = if list == ElementKind::Id { 1 } else { count };
+            let form = if count == 1 { PromptForm::Tokens } else { PromptForm::Several };
+            Prompt { form, count, token_ids: Some(ids), text: String::new(), prefix_key: key }
+        }
+    })
+}
+
+/// What a list prompt is made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ElementKind {
+    Text,
+    Id,
+    Ids,
+}
+
+impl ElementKind {
+    fn of(element: &str) -> Option<ElementKind> {
+        match element.as_bytes().first()? {
+            b'"' => Some(ElementKind::Text),
+            b'[' => Some(ElementKind::Ids),
+            b'-' | b'0'..=b'9' => Some(ElementKind::Id),
+            _ => None,
+        }
+    }
+}
+
+/// Adds a token id to a prefix key; `false` when it is no integer. Ids that no vocabulary has saturate: the engine
+/// will refuse them.
+fn push_id(key: &mut Vec<u8>, ids: &mut usize, element: &str) -> bool {
+    let digits = element.strip_prefix('-').unwrap_or(element);
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return false;
+    }
+    *ids += 1;
+    key.extend_from_slice(&element.parse::<u32>().unwrap_or(u32::MAX).to_be_bytes());
+    true
+}
+
+/// `input` of `/v1/embeddings` is not routed by; only what no engine accepts is refused. (The token limits of the
+/// reference gateway are those of one vendor's service, not of the engines behind this gateway.)
+fn embeddings(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
+    if body.get("stream") == Some("true") {
+        return Err(invalid("embeddings cannot be streamed"));
+    }
+    if body.get_non_null("messages").is_some() && body.get_non_null("input").is_none() {
+        return Ok(Prompt::none());
+    }
+    let input = required(body, "input")?;
+    if input == "\"\"" || is_empty_array(input) {
+        return Err(invalid("field \"input\" must not be empty"));
+    }
+    if is_array(input) {
+        let mut index = 0_usize;
+        let read = each_element(input, |element| {
+            let empty = element == "\"\"" || is_empty_array(element);
+            index += usize::from(!empty);
+            !empty
+        });
+        if read.is_err() {
+            return Err(invalid(format!("field \"input\" must not be empty at index {index}")));
+        }
+    }
+    Ok(Prompt::none())
+}
+
+fn rerank(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
+    let query = required(body, "query")?;
+    let documents = required(body, "documents")?;
+    if query == "\"\"" {
+        return Err(invalid("field \"query\" must not be empty"));
+    }
+    if is_empty_array(documents) || !documents.starts_with(['[', '{']) {
+        return Err(invalid("field \"documents\" must be a non-empty array"));
+    }
+    let mut texts = Texts::default();
+    texts.push(query);
+    if is_array(documents) {
+        texts.push_elements(documents);
+    } else {
+        // Multimodal documents come as one object.
+        texts.push(documents);
+    }
+    Ok(texts.into_prompt())
+}
+
+fn classify(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
+    if body.get_non_null("messages").is_some() && body.get_non_null("input").is_none() {
+        return chat(body);
+    }
+    let input = required(body, "input")?;
+    let mut texts = Texts::default();
+    if input.starts_with('"') {
+        texts.push(input);
+    } else if is_array(input) && !is_empty_array(input) {
+        texts.push_elements(input);
+    } else {
+        return Err(invalid("field \"input\" must be a string or a non-empty array"));
+    }
+    Ok(texts.into_prompt())
 }

@@ -1,6 +1,9 @@
 //! The incremental watcher.
 
 use super::Usage;
+use super::findings::Findings;
+use super::lines::EventReader;
+use super::whole::DocumentReader;
 
 /// How the body is framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,34 +16,102 @@ pub enum AnswerKind {
     Opaque,
 }
 
-/// Watches the bytes of one answer.
+impl AnswerKind {
+    /// The framing that the response headers announce. The content type decides; what the request asked for counts
+    /// only when there is none (an engine answers an error to a streaming request with one JSON document).
+    pub fn of(content_type: Option<&str>, content_encoding: Option<&str>, requested_stream: bool) -> AnswerKind {
+        let encoded = content_encoding.is_some_and(|list| {
+            list.split(',').any(|one| !matches!(one.trim().to_ascii_lowercase().as_str(), "" | "identity"))
+        });
+        if encoded {
+            return AnswerKind::Opaque;
+        }
+        let essence = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
+        match essence.trim().to_ascii_lowercase().as_str() {
+            "text/event-stream" => AnswerKind::Stream,
+            "" if requested_stream => AnswerKind::Stream,
+            "" | "application/json" => AnswerKind::Whole,
+            other if other.ends_with("+json") => AnswerKind::Whole,
+            _ => AnswerKind::Opaque,
+        }
+    }
+}
+
+/// Watches the bytes of one answer. However they were cut into chunks, the findings are the same.
 #[derive(Debug)]
-pub struct AnswerWatch {}
+pub struct AnswerWatch {
+    reader: Reader,
+    findings: Findings,
+    bytes: u64,
+    /// Chunks that were not empty, for bodies without events.
+    chunks: u64,
+}
+
+#[derive(Debug)]
+enum Reader {
+    Stream(Box<EventReader>),
+    Whole(DocumentReader),
+    Opaque,
+}
 
 impl AnswerWatch {
     /// A watcher for an answer of this kind.
-    pub fn new(_kind: AnswerKind) -> AnswerWatch {
-        AnswerWatch {}
+    pub fn new(kind: AnswerKind) -> AnswerWatch {
+        let reader = match kind {
+            AnswerKind::Stream => Reader::Stream(Box::new(EventReader::new())),
+            AnswerKind::Whole => Reader::Whole(DocumentReader::new()),
+            AnswerKind::Opaque => Reader::Opaque,
+        };
+        AnswerWatch { reader, findings: Findings::default(), bytes: 0, chunks: 0 }
     }
 
     /// Looks at the next bytes.
-    pub fn feed(&mut self, _bytes: &[u8]) {}
+    pub fn feed(&mut self, bytes: &[u8]) {
+        self.bytes = self.bytes.saturating_add(bytes.len() as u64);
+        self.chunks = self.chunks.saturating_add(u64::from(!bytes.is_empty()));
+        match &mut self.reader {
+            Reader::Stream(events) => events.feed(bytes, &mut self.findings),
+            Reader::Whole(document) => document.feed(bytes, &mut self.findings),
+            Reader::Opaque => {}
+        }
+    }
 
     /// The body ended: parse what is left.
-    pub fn finish(&mut self) {}
+    pub fn finish(&mut self) {
+        match &mut self.reader {
+            Reader::Stream(events) => events.finish(&mut self.findings),
+            Reader::Whole(document) => document.finish(&mut self.findings),
+            Reader::Opaque => {}
+        }
+    }
 
-    /// The usage seen so far (the last one wins, merged field by field).
+    /// The usage seen so far (the last one wins, merged field by field). That of a whole document shows after
+    /// [`AnswerWatch::finish`].
     pub fn usage(&self) -> Option<Usage> {
-        None
+        self.findings.usage.usage()
     }
 
     /// A whole `data: [DONE]` line (or an Anthropic/Responses terminal event) went by.
     pub fn done(&self) -> bool {
-        false
+        self.findings.done
     }
 
-    /// An error event inside the stream, or `finish_reason: "abort"`.
+    /// An error event inside the stream (an `error` object in a whole document), or `finish_reason: "abort"`.
     pub fn error_event(&self) -> bool {
-        false
+        self.findings.error
+    }
+
+    /// A counter that grows with every sign of work: in a stream, events with data that are neither keep-alives nor
+    /// the end marker (a comment is no progress); in any other body, chunks.
+    pub fn progress(&self) -> u64 {
+        match &self.reader {
+            Reader::Stream(events) => events.data_events(),
+            Reader::Whole(_) | Reader::Opaque => self.chunks,
+        }
+    }
+
+    /// Bytes seen so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 }

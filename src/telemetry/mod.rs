@@ -1,11 +1,21 @@
 //! Metrics, spans and the one log line of a request. Names live in `names`; labels are closed or bounded.
 
+mod buckets;
+mod durations;
+mod family;
 mod labels;
 mod metrics;
+mod names;
 mod record;
 mod trace;
 
 pub use labels::PodLabels;
-pub use metrics::{InFlight, Metrics};
+pub use metrics::{
+    FleetGauges, Handoff, InFlight, Limit, Metrics, ModelGauge, PodGauge, PrefillFailureClass, PrefillLeg,
+    PrefillOutcome, PrefillStage, PrefixIndexStats, metrics_markdown,
+};
 pub use record::{Outcome, RequestRecord, Timings};
-pub use trace::{LegSpan, RequestTrace, TraceParent, Tracing};
+pub use trace::{
+    LegSpan, LoggingError, RequestTrace, SelectedTarget, TraceParent, Tracer, Tracing, TracingError, init_logging,
+    request_id,
+};

@@ -1,0 +1,116 @@
+//! `/debug/fleet`: what routing sees.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Value, json};
+
+use super::AdminState;
+use crate::clock::Tick;
+use crate::fleet::{Model, Pod, Role, Roleset};
+
+pub(super) async fn fleet(State(state): State<AdminState>) -> Json<Value> {
+    let snapshot = state.fleet.load();
+    let now = state.clock.now();
+    let models: BTreeMap<&str, Value> =
+        snapshot.models.iter().map(|(name, model)| (&**name, show_model(model, now, &state))).collect();
+    let settings: Vec<Value> = state
+        .report
+        .settings
+        .iter()
+        .map(|setting| json!({"name": setting.name, "value": setting.value, "origin": setting.origin.name()}))
+        .collect();
+    Json(json!({
+        "snapshot_version": snapshot.version,
+        "models": models,
+        "problems": (state.problems)(),
+        "config": {
+            "errors": state.report.config_errors,
+            "warnings": state.report.warnings,
+            "settings": settings,
+        },
+    }))
+}
+
+fn show_model(model: &Model, now: Tick, state: &AdminState) -> Value {
+    let rolesets: Vec<Value> = model.rolesets.iter().map(show_roleset).collect();
+    let partial: Vec<Value> = model
+        .partial
+        .iter()
+        .map(|roleset| json!({"name": &*roleset.name, "prefill": roleset.prefill, "decode": roleset.decode}))
+        .collect();
+    let pods: Vec<Value> = model.pods.iter().map(|pod| show_pod(pod, now, state)).collect();
+    json!({
+        "routable_pods": model.routable.len(),
+        "rolesets": rolesets,
+        "partial_rolesets": partial,
+        "standalone": names(&model.standalone),
+        "locked_strategy": model.config.as_ref().and_then(|config| config.locked_strategy.as_deref()),
+        "profiles": model.config.as_ref().map(|config| config.profiles.keys().map(|name| &**name).collect::<Vec<_>>()),
+        "config_disagreements": model.config_disagreements,
+        "pods": pods,
+    })
+}
+
+fn show_roleset(roleset: &Roleset) -> Value {
+    json!({
+        "name": &*roleset.name,
+        "prefill": names(&roleset.prefill),
+        "decode": names(&roleset.decode),
+        "prefill_replicas": roleset.prefill_replicas,
+        "decode_replicas": roleset.decode_replicas,
+    })
+}
+
+fn names(pods: &[std::sync::Arc<Pod>]) -> Vec<String> {
+    pods.iter().map(|pod| pod.spec.key.to_string()).collect()
+}
+
+fn show_pod(pod: &Pod, now: Tick, state: &AdminState) -> Value {
+    let spec = &pod.spec;
+    let load = pod.state.load.view();
+    let signals = pod.state.signals.load();
+    let role = match spec.role {
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Other => "other",
+    };
+    json!({
+        "name": spec.key.to_string(),
+        "uid": &*spec.uid,
+        "restarts": spec.restarts,
+        "slot": pod.state.slot,
+        "role": role,
+        "roleset": spec.roleset.as_deref(),
+        "replica_index": spec.replica_index.as_deref(),
+        "engine": spec.engine.name(),
+        "address": &*pod.address,
+        "metric_address": spec.metric_address(),
+        "ready": spec.ready,
+        "terminating": spec.terminating,
+        "routable": spec.routable() && spec.serves_http,
+        "serves_http": spec.serves_http,
+        "has_config": spec.config.is_some(),
+        "in_flight": {
+            "prefills": load.prefills,
+            "decodes_pending": load.pending,
+            "decodes_running": load.running,
+            "completed": load.completed,
+        },
+        "signals": {
+            "age_ms": signals.at.map(|at| now.since(at).as_secs_f64() * 1000.0),
+            "fresh": signals.fresh(now, state.max_metric_age),
+            "running": signals.running,
+            "foreign_running": signals.foreign_running,
+            "waiting": signals.waiting,
+            "prefill_prealloc_queue": signals.prefill_prealloc_queue,
+            "decode_prealloc_queue": signals.decode_prealloc_queue,
+            "kv_usage": signals.kv_usage,
+            "generation_tps": signals.generation_tps,
+            "prompt_tps": signals.prompt_tps,
+            "prefill_seconds_mean": signals.prefill_seconds_mean,
+            "drain_rate": signals.drain_rate,
+        },
+    })
+}

@@ -1,0 +1,66 @@
+//! Whether this replica wants traffic.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use super::AdminState;
+
+/// Set once, when the replica begins to go away. The gRPC health service follows it as well.
+#[derive(Debug, Default)]
+pub struct Readiness {
+    draining: AtomicBool,
+}
+
+impl Readiness {
+    /// The replica goes away: it wants no new traffic.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// True from [`Readiness::drain`] on.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+}
+
+/// 503 while draining and before the first snapshot of the fleet. An empty fleet and configuration errors are listed,
+/// but are no reason to refuse traffic: then this replica answers requests with an error that says what is missing,
+/// which is more than the proxy in front of it could.
+pub(super) async fn readyz(State(state): State<AdminState>) -> (StatusCode, Json<Value>) {
+    let snapshot = state.fleet.load();
+    let routable: usize = snapshot.models.values().map(|model| model.routable.len()).sum();
+    let draining = state.readiness.is_draining();
+    let mut reasons = Vec::new();
+    if draining {
+        reasons.push("draining");
+    }
+    if snapshot.version == 0 {
+        reasons.push("no snapshot of the fleet yet");
+    }
+    let mut notes = Vec::new();
+    if snapshot.version != 0 && routable == 0 {
+        notes.push("no routable pods");
+    }
+    let problems = (state.problems)();
+    if state.report.config_errors > 0 || !problems.is_empty() {
+        notes.push("configuration errors");
+    }
+    let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let detail = json!({
+        "ready": reasons.is_empty(),
+        "reasons": reasons,
+        "notes": notes,
+        "draining": draining,
+        "snapshot_version": snapshot.version,
+        "models": snapshot.models.len(),
+        "routable_pods": routable,
+        "config_errors": state.report.config_errors,
+        "config_warnings": state.report.warnings,
+        "problems": problems,
+    });
+    (status, Json(detail))
+}

@@ -1,0 +1,214 @@
+//! The pages, called as a service.
+
+use std::collections::{BTreeMap, HashMap};
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Method, Request};
+use http_body_util::BodyExt;
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+
+use super::*;
+use crate::fleet::{Engine, Model, PartialRoleset, Pod, PodKey, PodSpec, PodState, Role, Roleset, Signals};
+use crate::knobs::{Origin, Setting};
+use crate::load::{Commit, DecodeCharge, PrefillCharge};
+use crate::telemetry::PodLabels;
+
+fn pod(name: &str, role: Role) -> Arc<Pod> {
+    let spec = PodSpec {
+        key: PodKey { namespace: "ns".into(), name: name.into() },
+        uid: "uid".into(),
+        restarts: 0,
+        model: "llama".into(),
+        host: "fd00::1".into(),
+        port: 8000,
+        metric_port: 8001,
+        engine: Engine::Vllm,
+        kv_connector: None,
+        bootstrap_port: 8998,
+        role,
+        roleset: Some("rs-0".into()),
+        replica_index: None,
+        serves_http: true,
+        ready: true,
+        terminating: false,
+        labels: Arc::new(BTreeMap::new()),
+        config: None,
+    };
+    let labels = PodLabels { namespace: "ns".into(), pod: name.into(), model: "llama".into(), ..PodLabels::default() };
+    let address = spec.address().into();
+    Arc::new(Pod { spec, address, state: Arc::new(PodState::new(1, Arc::new(labels))) })
+}
+
+fn model(pods: Vec<Arc<Pod>>) -> Model {
+    let of = |role| pods.iter().filter(|pod| pod.spec.role == role).cloned().collect::<Vec<_>>();
+    Model {
+        name: "llama".into(),
+        routable: pods.clone(),
+        rolesets: vec![Roleset {
+            name: "rs-0".into(),
+            prefill: of(Role::Prefill),
+            decode: of(Role::Decode),
+            prefill_replicas: 1,
+            decode_replicas: 1,
+        }],
+        partial: vec![PartialRoleset { name: "rs-1".into(), prefill: 0, decode: 2 }],
+        standalone: Vec::new(),
+        config: None,
+        config_disagreements: 0,
+        commit: Arc::new(Commit::default()),
+        pods,
+    }
+}
+
+fn state() -> AdminState {
+    AdminState {
+        fleet: Arc::new(Fleet::default()),
+        metrics: Arc::new(Metrics::new("gw-0")),
+        readiness: Arc::new(Readiness::default()),
+        problems: Arc::new(Vec::new),
+        report: Arc::new(Report::default()),
+        clock: Clock::system(),
+        max_metric_age: Duration::from_secs(3),
+        before_metrics: Arc::new(|_| ()),
+    }
+}
+
+fn with_fleet(pods: Vec<Arc<Pod>>) -> AdminState {
+    let state = state();
+    let models = HashMap::from([("llama".into(), Arc::new(model(pods)))]);
+    state.fleet.store(Snapshot { version: 3, models });
+    state
+}
+
+async fn call(state: &AdminState, method: Method, path: &str) -> (StatusCode, HeaderMap, String) {
+    let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+    let answer = TowerToHyperService::new(router(state.clone())).call(request).await.unwrap();
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
+}
+
+async fn get_json(state: &AdminState, path: &str) -> (StatusCode, Value) {
+    let (status, headers, body) = call(state, Method::GET, path).await;
+    assert_eq!(headers[CONTENT_TYPE], "application/json");
+    (status, serde_json::from_str(&body).unwrap())
+}
+
+#[tokio::test]
+async fn health_does_not_depend_on_anything() {
+    let state = state();
+    state.readiness.drain();
+    assert_eq!(call(&state, Method::GET, "/healthz").await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn readiness_tells_why() {
+    let fresh = state();
+    let (status, detail) = get_json(&fresh, "/readyz").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(detail["reasons"], json!(["no snapshot of the fleet yet"]));
+
+    let empty = state();
+    empty.fleet.store(Snapshot { version: 1, models: HashMap::new() });
+    let (status, detail) = get_json(&empty, "/readyz").await;
+    assert_eq!((status, &detail["notes"]), (StatusCode::OK, &json!(["no routable pods"])));
+
+    let mut full = with_fleet(vec![pod("p", Role::Prefill), pod("d", Role::Decode)]);
+    let (status, detail) = get_json(&full, "/readyz").await;
+    assert_eq!((status, &detail["ready"], &detail["routable_pods"]), (StatusCode::OK, &json!(true), &json!(2)));
+    assert_eq!(detail["notes"], json!([]));
+
+    full.report = Arc::new(Report { config_errors: 2, warnings: vec!["X is bad".into()], settings: Vec::new() });
+    full.problems = Arc::new(|| vec!["pod ns/p: unusable annotation".into()]);
+    let (status, detail) = get_json(&full, "/readyz").await;
+    assert_eq!((status, &detail["notes"]), (StatusCode::OK, &json!(["configuration errors"])));
+    assert_eq!(detail["config_warnings"], json!(["X is bad"]));
+    assert_eq!(detail["problems"], json!(["pod ns/p: unusable annotation"]));
+
+    full.readiness.drain();
+    let (status, detail) = get_json(&full, "/readyz").await;
+    assert_eq!((status, &detail["reasons"]), (StatusCode::SERVICE_UNAVAILABLE, &json!(["draining"])));
+}
+
+#[tokio::test]
+async fn models_are_listed_as_the_reference_does() {
+    let state = with_fleet(vec![pod("p", Role::Prefill)]);
+    let (status, list) = get_json(&state, "/v1/models?x=y").await;
+    assert_eq!(status, StatusCode::OK);
+    let entry = json!({"id": "llama", "object": "model", "created": 0, "owned_by": "aibrix"});
+    assert_eq!(list, json!({"object": "list", "data": [entry]}));
+    for method in [Method::POST, Method::DELETE, Method::PUT] {
+        let (status, headers, body) = call(&state, method, "/v1/models").await;
+        assert_eq!((status, body.as_str()), (StatusCode::METHOD_NOT_ALLOWED, r#"{"error":"method not allowed"}"#));
+        assert_eq!(headers["allow"], "GET,HEAD");
+    }
+}
+
+#[tokio::test]
+async fn unknown_paths_get_json() {
+    let (status, body) = get_json(&state(), "/nope?secret=1").await;
+    assert_eq!((status, body), (StatusCode::NOT_FOUND, json!({"error": "not found", "path": "/nope"})));
+}
+
+#[tokio::test]
+async fn metrics_reflect_the_cells_of_the_moment() {
+    let (prefill, decode) = (pod("p", Role::Prefill), pod("d", Role::Decode));
+    let mut state = with_fleet(vec![Arc::clone(&prefill), Arc::clone(&decode)]);
+    state.report = Arc::new(Report { config_errors: 1, ..Report::default() });
+    state.problems = Arc::new(|| vec!["one".into()]);
+    state.before_metrics = Arc::new(|metrics| metrics.set_buffered_bytes(77));
+    let charge = PrefillCharge::open(&prefill.state);
+    let mut running = DecodeCharge::open(&decode.state);
+    running.hand_over();
+    let pending = DecodeCharge::open(&decode.state);
+    let (status, headers, page) = call(&state, Method::GET, "/metrics").await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(headers[CONTENT_TYPE], "text/plain; version=0.0.4; charset=utf-8");
+    for line in [
+        "tandem_pod_prefill_outstanding{namespace=\"ns\",pod_name=\"p\"} 1",
+        "tandem_pod_decode_running{namespace=\"ns\",pod_name=\"d\"} 1",
+        "tandem_pod_decode_pending{namespace=\"ns\",pod_name=\"d\"} 1",
+        "model_replicas{model=\"llama\"} 2",
+        "tandem_snapshot_version 3",
+        "tandem_config_errors 2",
+        "tandem_buffered_bytes 77",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+    }
+    assert!(!page.contains("tandem_pod_metrics_age_seconds"));
+    drop((charge, running, pending));
+    let (_, _, page) = call(&state, Method::GET, "/metrics").await;
+    let quiet = page.lines().filter(|line| line.starts_with("tandem_pod_") && line.ends_with(" 0")).count();
+    assert_eq!(quiet, 6, "{page}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_fleet_page_shows_what_routing_sees() {
+    let (prefill, decode) = (pod("p", Role::Prefill), pod("d", Role::Decode));
+    let mut state = with_fleet(vec![Arc::clone(&prefill), Arc::clone(&decode)]);
+    let setting = Setting { name: "AIBRIX_AUTH_BEARER_TOKEN", value: "[secret]".into(), origin: Origin::Environment };
+    state.report = Arc::new(Report { settings: vec![setting], ..Report::default() });
+    let signals =
+        Signals { at: Some(state.clock.now()), running: Some(4.0), kv_usage: Some(f64::NAN), ..Signals::unknown() };
+    decode.state.signals.store(Arc::new(signals));
+    let _charge = DecodeCharge::open(&decode.state);
+    tokio::time::advance(Duration::from_millis(3001)).await;
+    let (status, page) = get_json(&state, "/debug/fleet").await;
+    assert_eq!((status, &page["snapshot_version"]), (StatusCode::OK, &json!(3)));
+    let llama = &page["models"]["llama"];
+    assert_eq!(llama["rolesets"][0]["decode"], json!(["ns/d"]));
+    assert_eq!(llama["partial_rolesets"], json!([{"name": "rs-1", "prefill": 0, "decode": 2}]));
+    let pods = llama["pods"].as_array().unwrap();
+    assert_eq!(pods[0]["signals"]["age_ms"], json!(null));
+    let decode = &pods[1];
+    assert_eq!(decode["address"], "[fd00::1]:8000");
+    assert_eq!(decode["metric_address"], "[fd00::1]:8001");
+    assert_eq!(decode["role"], "decode");
+    assert_eq!(decode["in_flight"]["decodes_pending"], 1);
+    assert_eq!(decode["signals"]["running"], 4.0);
+    assert_eq!(decode["signals"]["kv_usage"], json!(null));
+    assert_eq!(decode["signals"]["age_ms"], 3001.0);
+    assert_eq!(decode["signals"]["fresh"], false);
+    assert_eq!(page["config"]["settings"][0]["value"], "[secret]");
+}

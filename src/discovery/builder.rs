@@ -1,0 +1,170 @@
+//! Turns what a source found into the fleet's snapshot, and says what went.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::fleet::{Fleet, PodKey, PodSpec, build};
+
+/// Problems kept for display; further ones are only counted.
+const MAX_PROBLEMS: usize = 200;
+/// Characters of one problem text.
+const MAX_PROBLEM_CHARS: usize = 400;
+/// Distinct texts remembered as logged. When it is full it starts afresh, so that a text may be logged again.
+const MAX_LOGGED: usize = 4096;
+
+/// An incarnation that is no longer part of the fleet. Requests that still run on it keep its state alive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Departed {
+    /// The incarnation, as [`crate::fleet::PodState::slot`].
+    pub slot: u32,
+    /// The pod's name; a new incarnation may live on under it.
+    pub key: PodKey,
+    /// The model it served.
+    pub model: Arc<str>,
+    /// No pod of that name is left in the fleet, so series labelled with it can go.
+    pub name_gone: bool,
+}
+
+/// Told after each snapshot that lacks incarnations of the one before. Runs on the discovery task: keep it short.
+pub type DepartedListener = Arc<dyn Fn(&[Departed]) + Send + Sync>;
+
+/// What one [`FleetBuilder::apply`] did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// The version of the snapshot in force.
+    pub version: u64,
+    /// False when the specs were those of the last call, so that no snapshot was built.
+    pub changed: bool,
+    /// Incarnations that went with this snapshot.
+    pub departed: Vec<Departed>,
+}
+
+/// The problems that the sources see at the moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProblemList {
+    /// One sentence each; at most 200.
+    pub texts: Vec<String>,
+    /// How many more there are.
+    pub omitted: usize,
+}
+
+/// The one writer of a [`Fleet`]. Its lock is never taken by requests.
+pub struct FleetBuilder {
+    fleet: Arc<Fleet>,
+    listeners: Vec<DepartedListener>,
+    versions: watch::Sender<u64>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    specs: Option<Vec<PodSpec>>,
+    next_slot: u32,
+    problems: ProblemList,
+    logged: HashSet<u64>,
+    hasher: RandomState,
+}
+
+impl std::fmt::Debug for FleetBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FleetBuilder").field("version", &*self.versions.borrow()).finish_non_exhaustive()
+    }
+}
+
+impl FleetBuilder {
+    /// A builder for `fleet`, which nobody else may write to.
+    pub fn new(fleet: Arc<Fleet>, listeners: Vec<DepartedListener>) -> FleetBuilder {
+        let versions = watch::Sender::new(fleet.load().version);
+        FleetBuilder { fleet, listeners, versions, inner: Mutex::default() }
+    }
+
+    /// The fleet it writes.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
+    }
+
+    /// Learns of every new snapshot by its version.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.versions.subscribe()
+    }
+
+    /// True once a source has delivered, be it an empty fleet: before, "model unknown" only means "not known yet".
+    pub fn primed(&self) -> bool {
+        self.lock().specs.is_some()
+    }
+
+    /// Puts the whole fleet as it is now. Equal specs build nothing.
+    pub fn apply(&self, specs: Vec<PodSpec>) -> Applied {
+        let mut inner = self.lock();
+        let previous = self.fleet.load();
+        if inner.specs.as_ref() == Some(&specs) {
+            return Applied { version: previous.version, changed: false, departed: Vec::new() };
+        }
+        let next = build(&previous, &specs, &mut inner.next_slot);
+        inner.specs = Some(specs);
+        let slots: HashSet<u32> = next.pods().map(|pod| pod.state.slot).collect();
+        let names: HashSet<PodKey> = next.pods().map(|pod| pod.spec.key.clone()).collect();
+        let mut departed: Vec<Departed> = previous
+            .pods()
+            .filter(|pod| !slots.contains(&pod.state.slot))
+            .map(|pod| Departed {
+                slot: pod.state.slot,
+                key: pod.spec.key.clone(),
+                model: Arc::clone(&pod.spec.model),
+                name_gone: !names.contains(&pod.spec.key),
+            })
+            .collect();
+        departed.sort_by_key(|gone| gone.slot);
+        let version = next.version;
+        let (pods, models) = (slots.len(), next.models.len());
+        self.fleet.store(next);
+        drop(inner);
+        tracing::info!(version, pods, models, departed = departed.len(), "fleet changed");
+        if !departed.is_empty() {
+            for listener in &self.listeners {
+                listener(&departed);
+            }
+        }
+        self.versions.send_replace(version);
+        Applied { version, changed: true, departed }
+    }
+
+    /// Replaces the list of problems. Each distinct text is logged once.
+    pub fn set_problems(&self, problems: Vec<String>) {
+        let mut inner = self.lock();
+        let omitted = problems.len().saturating_sub(MAX_PROBLEMS);
+        let texts: Vec<String> = problems.into_iter().take(MAX_PROBLEMS).map(|text| readable(&text)).collect();
+        for text in &texts {
+            let hash = inner.hasher.hash_one(text);
+            if inner.logged.len() >= MAX_LOGGED {
+                inner.logged.clear();
+            }
+            if inner.logged.insert(hash) {
+                tracing::warn!(problem = %text, "discovery problem");
+            }
+        }
+        inner.problems = ProblemList { texts, omitted };
+    }
+
+    /// The present problems, for `/debug/fleet` and a gauge.
+    pub fn problems(&self) -> ProblemList {
+        self.lock().problems.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing under this lock panics half-way through a change.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One line of bounded length.
+fn readable(text: &str) -> String {
+    let mut line: String = text.chars().take(MAX_PROBLEM_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if text.chars().nth(MAX_PROBLEM_CHARS).is_some() {
+        line.push_str("...");
+    }
+    line
+}

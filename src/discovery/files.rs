@@ -1,0 +1,287 @@
+//! `--pods FILE-or-DIR`: pod manifests from files, watched for changes.
+//!
+//! The content is read and compared at every look. Looking at times and sizes alone would miss an edit within the
+//! file system's time resolution; reading costs microseconds for files of this size. Through symbolic links (a mounted
+//! ConfigMap) the content is followed wherever it moves.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{ErrorKind, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::FleetBuilder;
+use super::manifest::{Manifest, PodReader, read_documents};
+use crate::fleet::{PodKey, PodSpec};
+use crate::knobs::PdKnobs;
+
+/// How often the files are looked at, unless told otherwise.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// A longer file is not read.
+const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024;
+/// Files of a directory beyond this many are not read.
+const MAX_FILES: usize = 4096;
+
+/// What a look at the files found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Found {
+    /// Every pod in force, by file name and position in the file.
+    pub specs: Vec<PodSpec>,
+    /// What is wrong, one sentence each.
+    pub problems: Vec<String>,
+}
+
+/// The files of `--pods` and what they last said. Synchronous: the watcher task calls it on a blocking thread.
+#[derive(Debug)]
+pub struct PodFiles {
+    path: PathBuf,
+    files: BTreeMap<PathBuf, FileState>,
+    reader: PodReader,
+    hasher: RandomState,
+    /// What is wrong with the path itself.
+    path_problem: Option<String>,
+    last: Option<Found>,
+}
+
+#[derive(Debug, Default)]
+struct FileState {
+    hash: Option<u64>,
+    /// The pods of the last version that could be read in full, or of the readable documents when there was none.
+    pods: Vec<Manifest>,
+    /// A whole version was read once.
+    good: bool,
+    problems: Vec<String>,
+    /// The last look found the file empty or missing.
+    vanishing: bool,
+}
+
+/// One file as it is now.
+enum Content {
+    Text(String),
+    Missing,
+    Unreadable(String),
+}
+
+impl PodFiles {
+    /// Files at `path`; the annotation's profiles start from the gateway-wide knobs `base`.
+    pub fn new(path: impl Into<PathBuf>, base: Arc<PdKnobs>) -> PodFiles {
+        PodFiles {
+            path: path.into(),
+            files: BTreeMap::new(),
+            reader: PodReader::new(base),
+            hasher: RandomState::new(),
+            path_problem: None,
+            last: None,
+        }
+    }
+
+    /// Looks once. `None` when nothing changed since the last look.
+    ///
+    /// A file with a broken document keeps its last good version. One that is suddenly empty or missing keeps it
+    /// until the next look confirms that, since editors truncate and rename.
+    pub fn poll_once(&mut self) -> Option<Found> {
+        let mut changed = self.last.is_none();
+        match list(&self.path) {
+            Ok((paths, omitted)) => {
+                let problem =
+                    (omitted > 0).then(|| format!("{}: {omitted} more files are not read", self.path.display()));
+                changed |= self.path_problem != problem;
+                self.path_problem = problem;
+                let mut present: BTreeMap<PathBuf, Content> = BTreeMap::new();
+                for path in paths {
+                    let content = read(&path);
+                    present.insert(path, content);
+                }
+                for path in self.files.keys() {
+                    if !present.contains_key(path) {
+                        present.insert(path.clone(), Content::Missing);
+                    }
+                }
+                for (path, content) in present {
+                    changed |= self.update(&path, content);
+                }
+            }
+            Err(text) => {
+                changed |= self.path_problem.as_ref() != Some(&text);
+                self.path_problem = Some(text);
+            }
+        }
+        if !changed {
+            return None;
+        }
+        let found = self.collect();
+        (self.last.as_ref() != Some(&found)).then(|| {
+            self.last = Some(found.clone());
+            found
+        })
+    }
+
+    /// Takes one file's content; true when the file says something new.
+    fn update(&mut self, path: &Path, content: Content) -> bool {
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let state = self.files.entry(path.to_owned()).or_default();
+        let text = match content {
+            Content::Text(text) => text,
+            Content::Unreadable(text) => {
+                let problems = vec![format!("{name}: {text}; its last good version stays in force")];
+                let changed = state.problems != problems;
+                state.problems = problems;
+                state.hash = None;
+                return changed;
+            }
+            // A file named on the command line that goes away is a mistake, not a wish for an empty fleet.
+            Content::Missing if path == self.path => {
+                let problems = vec![format!("{name} does not exist; its last good version stays in force")];
+                let changed = state.problems != problems;
+                state.problems = problems;
+                state.hash = None;
+                return changed;
+            }
+            Content::Missing if state.vanishing || state.pods.is_empty() => {
+                self.files.remove(path);
+                return true;
+            }
+            Content::Missing => {
+                state.vanishing = true;
+                state.hash = None;
+                return false;
+            }
+        };
+        let hash = self.hasher.hash_one(&text);
+        if state.hash == Some(hash) {
+            state.vanishing = false;
+            return false;
+        }
+        if text.trim().is_empty() && !state.pods.is_empty() && !state.vanishing {
+            state.vanishing = true;
+            return false;
+        }
+        state.vanishing = false;
+        state.hash = Some(hash);
+        let documents = read_documents(&text);
+        state.problems = documents.foreign.iter().map(|text| format!("{name}: {text}")).collect();
+        let broken = !documents.broken.is_empty();
+        for error in &documents.broken {
+            let remains = if state.good { "; the file's last good version stays in force" } else { "" };
+            state.problems.push(format!("{name}: {error}{remains}"));
+        }
+        if !broken || !state.good {
+            state.pods = documents.pods;
+            state.good = !broken;
+        }
+        true
+    }
+
+    /// All pods of all files. The first of several with one key counts.
+    fn collect(&mut self) -> Found {
+        let mut found = Found { specs: Vec::new(), problems: self.path_problem.iter().cloned().collect() };
+        let mut owners: HashMap<PodKey, String> = HashMap::new();
+        for (path, state) in &self.files {
+            let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+            found.problems.extend(state.problems.iter().cloned());
+            for manifest in &state.pods {
+                let reading = self.reader.read(manifest);
+                found.problems.extend(reading.problems.into_iter().map(|text| format!("{name}: {text}")));
+                let Some(spec) = reading.spec else { continue };
+                if let Some(owner) = owners.get(&spec.key) {
+                    found.problems.push(format!("{name}: pod {} is already in {owner}; the first counts", spec.key));
+                } else {
+                    owners.insert(spec.key.clone(), name.clone().into_owned());
+                    found.specs.push(spec);
+                }
+            }
+        }
+        self.reader.retain(&found.specs);
+        found
+    }
+}
+
+/// The files at `path`, ordered by name, and how many were left out.
+fn list(path: &Path) -> Result<(Vec<PathBuf>, usize), String> {
+    let directory = match std::fs::read_dir(path) {
+        Ok(directory) => directory,
+        Err(error) if error.kind() == ErrorKind::NotADirectory => return Ok((vec![path.to_owned()], 0)),
+        // Whether it ought to be a file or a directory nobody can say; either way the last good version stays.
+        Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
+    };
+    let mut paths = Vec::new();
+    for entry in directory {
+        let entry = entry.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let candidate = entry.path();
+        let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        let wanted = candidate.extension().is_some_and(|end| ["yaml", "yml", "json"].iter().any(|want| end == *want));
+        if !hidden && wanted && !candidate.is_dir() {
+            paths.push(candidate);
+        }
+    }
+    paths.sort();
+    let omitted = paths.len().saturating_sub(MAX_FILES);
+    paths.truncate(MAX_FILES);
+    Ok((paths, omitted))
+}
+
+fn read(path: &Path) -> Content {
+    let file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Content::Missing,
+        Err(error) => return Content::Unreadable(format!("cannot be read: {error}")),
+    };
+    let mut bytes = Vec::new();
+    match file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes) {
+        Ok(_) if bytes.len() as u64 > MAX_FILE_BYTES => Content::Unreadable("is too long".to_owned()),
+        Ok(_) => match String::from_utf8(bytes) {
+            Ok(text) => Content::Text(text),
+            Err(_) => Content::Unreadable("is not UTF-8".to_owned()),
+        },
+        Err(error) => Content::Unreadable(format!("cannot be read: {error}")),
+    }
+}
+
+/// Looks at the files every `interval` until `cancel`, and gives each change to `builder`. Does the first look before
+/// it returns, so that the fleet is there when the gateway begins to serve.
+pub async fn watch_files(
+    files: PodFiles,
+    builder: Arc<FleetBuilder>,
+    interval: Duration,
+    tracker: &TaskTracker,
+    cancel: CancellationToken,
+) {
+    let Some(mut files) = look(files, &builder, tracker).await else { return };
+    let blocking = tracker.clone();
+    tracker.spawn(async move {
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = tokio::time::sleep(interval) => {}
+            }
+            match look(files, &builder, &blocking).await {
+                Some(same) => files = same,
+                None => return,
+            }
+        }
+    });
+}
+
+/// One look, on a blocking thread. `None` when the runtime is going down.
+async fn look(mut files: PodFiles, builder: &FleetBuilder, tracker: &TaskTracker) -> Option<PodFiles> {
+    let looked = tracker.spawn_blocking(move || {
+        let found = files.poll_once();
+        (files, found)
+    });
+    let (files, found) = match looked.await {
+        Ok(looked) => looked,
+        Err(error) => {
+            tracing::error!(%error, "the pod files are no longer watched");
+            return None;
+        }
+    };
+    if let Some(found) = found {
+        builder.set_problems(found.problems);
+        builder.apply(found.specs);
+    }
+    Some(files)
+}

@@ -1,0 +1,6 @@
+//! Tests of manifests, files, endpoints and the builder.
+
+mod builder;
+mod files;
+mod manifest;
+mod standalone;

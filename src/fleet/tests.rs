@@ -1,0 +1,4 @@
+//! Tests of the snapshot builder and of the profile annotation.
+
+mod build;
+mod profile;

@@ -1,0 +1,215 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use crate::fleet::{BucketRange, ModelConfig, Profile};
+use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
+
+fn parse(text: &str) -> (ModelConfig, Vec<String>) {
+    let (result, warnings) = ModelConfig::parse(text, &PdKnobs::default());
+    (result.unwrap(), warnings)
+}
+
+/// The profile `p` with this `routingConfig`.
+fn profile(routing_config: &str) -> (Arc<Profile>, Vec<String>) {
+    let (config, warnings) = parse(&format!(r#"{{"profiles": {{"p": {{"routingConfig": {routing_config}}}}}}}"#));
+    (Arc::clone(&config.profiles["p"]), warnings)
+}
+
+#[test]
+fn the_whole_shape() {
+    let (config, warnings) = parse(
+        r#"{"lockedRoutingStrategy": "pd", "defaultProfile": "a", "future": [1], "profiles": {
+            "a": {"routingStrategy": "pd", "requestsPerSecond": 5,
+                  "routingConfig": {"promptLenBucketMinLength": 5, "promptLenBucketMaxLength": 2048, "combined": true}},
+            "b": {}}}"#,
+    );
+    assert_eq!(warnings, Vec::<String>::new());
+    assert_eq!(config.locked_strategy.as_deref(), Some("pd"));
+    assert_eq!(config.profiles.keys().map(|name| &**name).collect::<Vec<_>>(), ["a", "b"]);
+    let a = &config.profiles["a"];
+    assert_eq!((a.routing_strategy.as_deref(), a.combined), (Some("pd"), true));
+    assert_eq!(a.bucket, BucketRange { min: 5, max: Some(2048) });
+    let b = &config.profiles["b"];
+    assert_eq!((b.routing_strategy.as_deref(), b.combined), (None, false));
+    assert_eq!(b.bucket, BucketRange { min: 0, max: None });
+    assert_eq!(*b.knobs, PdKnobs::default());
+}
+
+#[test]
+fn lookup_falls_back_to_the_default_profile() {
+    let (config, _) = parse(r#"{"defaultProfile": "a", "profiles": {"a": {}, "b": {}, "default": {}}}"#);
+    let name = |config: &ModelConfig, wanted| config.profile(wanted).map(|profile| profile.name.to_string());
+    for (wanted, found) in [(None, "a"), (Some("b"), "b"), (Some("nope"), "a"), (Some("default"), "default")] {
+        assert_eq!(name(&config, wanted).as_deref(), Some(found), "{wanted:?}");
+    }
+    let (config, warnings) = parse(r#"{"defaultProfile": "x", "profiles": {"a": {}, "default": {}}}"#);
+    assert_eq!(name(&config, None).as_deref(), Some("default"));
+    assert_eq!(warnings.len(), 1);
+    let (config, _) = parse(r#"{"profiles": {"a": {}}}"#);
+    assert_eq!(name(&config, None), None);
+}
+
+#[test]
+fn a_lock_alone_is_a_config() {
+    for text in [
+        r#"{"lockedRoutingStrategy": "pd"}"#,
+        r#"{"lockedRoutingStrategy": "pd", "profiles": null}"#,
+        r#"{"lockedRoutingStrategy": "pd", "profiles": 7}"#,
+    ] {
+        let (config, _) = parse(text);
+        assert_eq!(config.locked_strategy.as_deref(), Some("pd"));
+        assert!(config.profiles.is_empty());
+    }
+}
+
+#[test]
+fn r92_what_is_unusable_as_a_whole() {
+    for text in [
+        "",
+        "{",
+        r#"{"profiles": {"a": {"routingStrategy": "pd""#,
+        "[]",
+        "7",
+        "null",
+        "{}",
+        r#"{"profiles": null}"#,
+        r#"{"profiles": []}"#,
+        r#"{"lockedRoutingStrategy": "", "defaultProfile": "x"}"#,
+        r#"{"profiles": {}} {"profiles": {}}"#,
+    ] {
+        assert!(ModelConfig::parse(text, &PdKnobs::default()).0.is_err(), "{text}");
+    }
+}
+
+#[test]
+fn r92_bad_values_are_dropped_alone_with_one_warning() {
+    let other_field = r#""pd": {"minMatchPct": 7}"#;
+    for bad in [
+        r#""decodeLoadImbalanceMinSpread": 0"#,
+        r#""decodeLoadImbalanceMinSpread": -1"#,
+        r#""decodeLoadImbalanceMinSpread": "16""#,
+        r#""decodeScoreRatioThreshold": true"#,
+        r#""decodeLBWeightRunning": []"#,
+        r#""prefillRequestTimeout": 0"#,
+        r#""prefillRequestTimeout": 1.5"#,
+        r#""prefillRequestTimeout": -30"#,
+        r#""prefillRequestTimeout": 1e300"#,
+        r#""prefillLoadImbalanceMinSpread": 2.5"#,
+        r#""promptLengthBucketing": "true""#,
+        r#""combined": 1"#,
+        r#""promptLenBucketMaxLength": "2048""#,
+        r#""prefillScorePolicy": "prefixcache""#,
+        r#""prefillScorePolicy": "conductor""#,
+        r#""decodeScorePolicy": "token_load""#,
+        r#""decodeScorePolicy": 1"#,
+        r#""prefixCache": {"standardDeviationFactor": 0}"#,
+        r#""prefixCache": 5"#,
+    ] {
+        let (profile, warnings) = profile(&format!("{{{bad}, {other_field}}}"));
+        let expected = PdKnobs { min_match_pct: 7, ..PdKnobs::default() };
+        assert_eq!(*profile.knobs, expected, "{bad}");
+        assert_eq!((profile.combined, profile.bucket), (false, BucketRange { min: 0, max: None }), "{bad}");
+        assert_eq!(warnings.len(), 1, "{bad}: {warnings:?}");
+    }
+    let (profile, warnings) = profile(r#""text""#);
+    assert_eq!((&*profile.knobs, warnings.len()), (&PdKnobs::default(), 1));
+    let (config, warnings) =
+        parse(r#"{"lockedRoutingStrategy": 5, "profiles": {"a": 5, "b": {"routingStrategy": {}}}}"#);
+    assert_eq!((config.locked_strategy.clone(), config.profiles.len(), warnings.len()), (None, 1, 3));
+}
+
+#[test]
+fn null_and_unknown_fields_are_silent() {
+    let (profile, warnings) = profile(
+        r#"{"pd": null, "combined": null, "minMatchPct": null, "promptTokensGte": 5, "tokenLoadKVWeight": "x", "pd2": 1}"#,
+    );
+    assert_eq!((&*profile.knobs, warnings), (&PdKnobs::default(), Vec::new()));
+}
+
+#[test]
+fn every_knob_is_read_nested_and_flat() {
+    let knobs = r#""promptLengthBucketing": true, "prefillRequestTimeout": 60, "prefillScorePolicy": " Least_Request ",
+        "decodeScorePolicy": "least_request", "prefillLoadImbalanceMinSpread": 3, "decodeLoadImbalanceMinSpread": 4.5,
+        "decodeThroughputImbalanceMinSpread": 100, "decodeScoreRatioThreshold": 2, "decodeLBWeightRunning": 0.5,
+        "decodeLBWeightThroughput": 0.25, "minMatchPct": 100"#;
+    let expected = PdKnobs {
+        prompt_length_bucketing: true,
+        prefill_request_timeout: Duration::from_mins(1),
+        prefill_policy: PrefillPolicy::LeastRequest,
+        decode_policy: DecodePolicy::LeastRequest,
+        prefill_imbalance_min_spread: 3,
+        decode_imbalance_min_spread: 4.5,
+        decode_throughput_min_spread: 100.0,
+        decode_score_ratio: 2.0,
+        decode_weight_running: 0.5,
+        decode_weight_throughput: 0.25,
+        min_match_pct: 100,
+        standard_deviation_factor: 2.0,
+        ..PdKnobs::default()
+    };
+    let factor = r#""prefixCache": {"standardDeviationFactor": 2}"#;
+    for text in [format!("{{{knobs}, {factor}}}"), format!(r#"{{"pd": {{{knobs}}}, {factor}}}"#)] {
+        let (profile, warnings) = profile(&text);
+        assert_eq!((&*profile.knobs, warnings), (&expected, Vec::new()), "{text}");
+    }
+}
+
+#[test]
+fn nested_wins_over_flat_unless_it_is_unusable() {
+    for (text, expected, warned) in [
+        (r#"{"pd": {"minMatchPct": 1}, "minMatchPct": 2}"#, 1, 0),
+        (r#"{"pd": {"minMatchPct": 101}, "minMatchPct": 2}"#, 2, 1),
+        (r#"{"pd": {"minMatchPct": 101}, "minMatchPct": -1}"#, 0, 2),
+        (r#"{"minMatchPct": 0}"#, 0, 0),
+    ] {
+        let (profile, warnings) = profile(text);
+        assert_eq!((profile.knobs.min_match_pct, warnings.len()), (expected, warned), "{text}: {warnings:?}");
+    }
+}
+
+#[test]
+fn overrides_start_from_the_gateways_own_values() {
+    let base = PdKnobs { decode_weight_running: 7.0, min_match_pct: 50, ..PdKnobs::default() };
+    let text = r#"{"profiles": {"p": {"routingConfig": {"minMatchPct": 10}}}}"#;
+    let (config, _) = ModelConfig::parse(text, &base);
+    assert_eq!(*config.unwrap().profiles["p"].knobs, PdKnobs { min_match_pct: 10, ..base });
+}
+
+#[test]
+fn bucket_bounds() {
+    for (text, min, max, warned) in [
+        (r#"{"promptLenBucketMinLength": -5}"#, 0, None, 0),
+        (r#"{"promptLenBucketMaxLength": 0}"#, 0, None, 0),
+        (r#"{"promptLenBucketMaxLength": -1}"#, 0, None, 0),
+        (r#"{"promptLenBucketMinLength": 5, "promptLenBucketMaxLength": 5}"#, 5, Some(5), 0),
+        (r#"{"promptLenBucketMinLength": 6, "promptLenBucketMaxLength": 5}"#, 6, Some(5), 1),
+        (r#"{"promptLenBucketMinLength": 2048.0}"#, 2048, None, 0),
+    ] {
+        let (profile, warnings) = profile(text);
+        assert_eq!((profile.bucket, warnings.len()), (BucketRange { min, max }, warned), "{text}");
+    }
+}
+
+#[test]
+fn only_what_concerns_requests_is_compared() {
+    let with = |routing: &str| parse(&format!(r#"{{"profiles": {{"a": {{"routingConfig": {routing}}}}}}}"#)).0;
+    assert!(with("{}").same_for_requests(&with(r#"{"combined": true, "promptLenBucketMaxLength": 9}"#)));
+    assert!(!with("{}").same_for_requests(&with(r#"{"minMatchPct": 1}"#)));
+    assert!(!with("{}").same_for_requests(&parse(r#"{"profiles": {"b": {}}}"#).0));
+    assert!(!with("{}").same_for_requests(&parse(r#"{"profiles": {"a": {}, "b": {}}}"#).0));
+}
+
+#[test]
+fn long_values_are_cut_in_warnings() {
+    let (_, warnings) = profile(&format!(r#"{{"prefillScorePolicy": "{}"}}"#, "é".repeat(5000)));
+    assert!(warnings[0].chars().count() < 300, "{}", warnings[0].len());
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_fail_in_another_way(text in r#"(\{|\}|"profiles"|"pd"|"routingConfig"|:|,|[0-9.eE+-]{1,4}|"[a-z]{0,3}"|null|\[|\]| ){0,40}"#) {
+        let _ = ModelConfig::parse(&text, &PdKnobs::default());
+    }
+}

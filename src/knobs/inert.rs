@@ -1,0 +1,59 @@
+//! Variables that the reference gateway knows and this version does not act on. Setting one is reported once, so that
+//! nobody believes in an effect that is not there.
+
+/// (variable, what to know instead).
+pub(super) const INERT: &[(&str, &str)] = &[
+    ("PROMETHEUS_ENDPOINT", OWN_RATES),
+    ("PROMETHEUS_ENDPOINT_BASIC_AUTH_USERNAME", OWN_RATES),
+    ("PROMETHEUS_ENDPOINT_BASIC_AUTH_PASSWORD", OWN_RATES),
+    ("AIBRIX_PROMETHEUS_QUERY_INTERVAL_MS", OWN_RATES),
+    ("REDIS_HOST", LOCAL_PLANE),
+    ("REDIS_URL", LOCAL_PLANE),
+    ("AIBRIX_BUCKET_SERVE", BANDS),
+    ("AIBRIX_BUCKET_SERVE_MODE", BANDS),
+    ("AIBRIX_TOKEN_LOAD_KV_WEIGHT", TOKEN_LOAD),
+    ("AIBRIX_TOKEN_LOAD_REQUEST_COST", TOKEN_LOAD),
+    ("AIBRIX_TOKEN_LOAD_TTL_SECONDS", TOKEN_LOAD),
+    ("AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS", TOKEN_LOAD),
+    ("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", TOKEN_LOAD),
+    ("AIBRIX_TOKEN_LOAD_SHARED_LEDGER", TOKEN_LOAD),
+    ("AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH", TOKEN_LOAD),
+    ("AIBRIX_HYBRID_CACHE_LOAD_FACTOR", "the policy hybrid_cache_load is not built yet"),
+    ("AIBRIX_DECODE_ABORT_TIMEOUT", WATCHDOG),
+    ("AIBRIX_DECODE_ABORT_RETRY_DELAY", WATCHDOG),
+    ("AIBRIX_DECODE_FIRST_RESPONSE_TIMEOUT", WATCHDOG),
+    ("AIBRIX_DECODE_RESPONSE_TIMEOUT", WATCHDOG),
+    ("AIBRIX_DECODE_STREAM_IDLE_TIMEOUT", WATCHDOG),
+    ("AIBRIX_TRT_MACHINE_ID", TRT),
+    ("AIBRIX_TRT_SCHEDULE_STYLE", TRT),
+    ("AIBRIX_MOONCAKE_BOOTSTRAP_PORT", "the mooncake connector is not supported yet"),
+    ("AIBRIX_STATESYNC_ENABLED", LOCAL_PLANE),
+    ("AIBRIX_STATESYNC_SYNC_PERIOD", LOCAL_PLANE),
+    ("AIBRIX_HTTPROUTE_CACHE_TTL", "routes are not looked up, so there is nothing to cache"),
+    ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", REMOTE),
+    ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", REMOTE),
+    ("AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED", REMOTE),
+    ("AIBRIX_VLLM_TOKENIZER_ENDPOINT_TEMPLATE", REMOTE),
+    ("AIBRIX_TOKENIZER_HEALTH_CHECK_PERIOD", REMOTE),
+    ("AIBRIX_TOKENIZER_TTL", REMOTE),
+    ("AIBRIX_TOKENIZER_REQUEST_TIMEOUT", REMOTE),
+    ("AIBRIX_MAX_TOKENIZERS_PER_POOL", REMOTE),
+    ("OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY", "this build has no TLS towards collectors"),
+];
+
+const OWN_RATES: &str = "rates are taken from this replica's own samples of the engine metrics";
+const LOCAL_PLANE: &str = "replicas do not share state in this version, each balances on what it knows itself";
+const BANDS: &str = "adaptive bucket serving is not built yet";
+const TOKEN_LOAD: &str = "the policies that count tokens are not built yet";
+const WATCHDOG: &str = "decode time-outs and aborts are not built yet";
+const TRT: &str = "TensorRT-LLM is not built yet";
+const REMOTE: &str = "remote tokenizers and KV events are not supported";
+
+/// Kubernetes puts variables like `AIBRIX_GATEWAY_PLUGINS_SERVICE_HOST` and `…_PORT_80_TCP_ADDR` into every container
+/// of a namespace; they are not settings.
+pub(super) fn is_service_link(name: &str) -> bool {
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.ends_with("_PORT")
+        || name.rsplit_once("_PORT_").is_some_and(|(_, rest)| rest.starts_with(|c: char| c.is_ascii_digit()))
+}

@@ -1,0 +1,150 @@
+//! The `OTEL_*` variables, as the OpenTelemetry specification reads them.
+
+use std::time::Duration;
+
+use super::Secret;
+use super::parse;
+use super::read::Reader;
+
+/// How spans travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtlpProtocol {
+    /// gRPC.
+    Grpc,
+    /// Protobuf over HTTP/1.1.
+    HttpProtobuf,
+}
+
+/// Which traces are recorded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TraceSampler {
+    /// Follow the caller's decision where there is a caller.
+    pub parent_based: bool,
+    /// Share of the other traces, 0..=1.
+    pub ratio: f64,
+}
+
+/// Everything about span export.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OtelKnobs {
+    /// The effective endpoint, path included for HTTP; `None` = tracing is off.
+    pub endpoint: Option<String>,
+    /// Protocol (`grpc`).
+    pub protocol: OtlpProtocol,
+    /// Headers sent with each export.
+    pub headers: Vec<(String, Secret)>,
+    /// Send in the clear even if the endpoint says `https`.
+    pub insecure: bool,
+    /// Bound on one export (10 s).
+    pub timeout: Duration,
+    /// `service.name`.
+    pub service_name: String,
+    /// Resource attributes beside it.
+    pub resource_attributes: Vec<(String, String)>,
+    /// Sampler (follow the caller, else record).
+    pub sampler: TraceSampler,
+    /// Spans waiting for export (2048); more are dropped and counted.
+    pub queue_size: usize,
+    /// Spans sent together (512).
+    pub batch_size: usize,
+    /// Longest wait before an export (5 s).
+    pub schedule_delay: Duration,
+}
+
+pub(super) fn read(reader: &mut Reader<'_>) -> OtelKnobs {
+    let as_is = |text: &str| Ok(text.to_owned());
+    let traces_endpoint = reader.optional("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", as_is, without_credentials);
+    let base_endpoint = reader.optional("OTEL_EXPORTER_OTLP_ENDPOINT", as_is, without_credentials);
+    let disabled = reader.value("OTEL_SDK_DISABLED", false, parse::boolean, bool::to_string);
+    let exporter = reader.choice("OTEL_TRACES_EXPORTER", true, &[("otlp", true), ("none", false)]);
+
+    let protocols = [
+        ("grpc", OtlpProtocol::Grpc),
+        ("http/protobuf", OtlpProtocol::HttpProtobuf),
+        ("http", OtlpProtocol::HttpProtobuf),
+    ];
+    let traces_protocol = reader.optional_choice("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", &protocols);
+    let base_protocol = reader.choice("OTEL_EXPORTER_OTLP_PROTOCOL", OtlpProtocol::Grpc, &protocols);
+    let protocol = traces_protocol.unwrap_or(base_protocol);
+
+    let traces_headers = reader.secret_pairs("OTEL_EXPORTER_OTLP_TRACES_HEADERS");
+    let base_headers = reader.secret_pairs("OTEL_EXPORTER_OTLP_HEADERS");
+    let traces_timeout = reader.optional("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", parse::milliseconds, super::read::millis);
+    let base_timeout =
+        reader.value("OTEL_EXPORTER_OTLP_TIMEOUT", Duration::from_secs(10), parse::milliseconds, super::read::millis);
+    let insecure = reader.value("OTEL_EXPORTER_OTLP_INSECURE", false, parse::boolean, bool::to_string);
+
+    let service_name = reader.text("OTEL_SERVICE_NAME");
+    let mut resource_attributes = reader
+        .optional("OTEL_RESOURCE_ATTRIBUTES", parse::pairs, |pairs| {
+            pairs.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
+        })
+        .unwrap_or_default();
+    // The variable made for it wins over the general one.
+    let named = resource_attributes.iter().position(|(key, _)| key == "service.name");
+    let attribute_name = named.map(|index| resource_attributes.remove(index).1);
+    let service_name = service_name.or(attribute_name).unwrap_or_else(|| "aibrix-gateway-plugin".to_owned());
+
+    let sampler = reader.choice(
+        "OTEL_TRACES_SAMPLER",
+        (true, Some(1.0)),
+        &[
+            ("parentbased_always_on", (true, Some(1.0))),
+            ("parentbased_always_off", (true, Some(0.0))),
+            ("parentbased_traceidratio", (true, None)),
+            ("always_on", (false, Some(1.0))),
+            ("always_off", (false, Some(0.0))),
+            ("traceidratio", (false, None)),
+        ],
+    );
+    let ratio = reader.value(
+        "OTEL_TRACES_SAMPLER_ARG",
+        1.0,
+        |text| text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio)).ok_or("a number from 0 to 1"),
+        f64::to_string,
+    );
+
+    let queue_size = reader.value("OTEL_BSP_MAX_QUEUE_SIZE", 2048, parse::positive_size, usize::to_string);
+    let batch_size = reader.value("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512, parse::positive_size, usize::to_string);
+    let schedule_delay =
+        reader.value("OTEL_BSP_SCHEDULE_DELAY", Duration::from_secs(5), parse::milliseconds, super::read::millis);
+
+    let base_endpoint = base_endpoint.map(|base| match protocol {
+        OtlpProtocol::Grpc => base,
+        OtlpProtocol::HttpProtobuf => format!("{}/v1/traces", base.trim_end_matches('/')),
+    });
+    let endpoint = if disabled || !exporter { None } else { traces_endpoint.or(base_endpoint) };
+    OtelKnobs {
+        endpoint: endpoint.map(|endpoint| clear_text(endpoint, insecure)),
+        protocol,
+        headers: traces_headers.or(base_headers).unwrap_or_default(),
+        insecure,
+        timeout: traces_timeout.unwrap_or(base_timeout),
+        service_name,
+        resource_attributes,
+        sampler: TraceSampler { parent_based: sampler.0, ratio: sampler.1.unwrap_or(ratio) },
+        queue_size,
+        batch_size: batch_size.min(queue_size),
+        schedule_delay,
+    }
+}
+
+/// A URL for the report: `user:password@` is not shown.
+#[allow(clippy::ptr_arg, reason = "the reader shows a &String")]
+fn without_credentials(endpoint: &String) -> String {
+    let (scheme, rest) = endpoint.split_once("://").unwrap_or(("", endpoint));
+    let authority_end = rest.find('/').unwrap_or(rest.len());
+    match rest.get(..authority_end).and_then(|authority| authority.rfind('@')) {
+        None => endpoint.clone(),
+        Some(at) => format!("{scheme}://[secret]{}", rest.get(at..).unwrap_or_default()),
+    }
+}
+
+/// An endpoint without a scheme is spoken to in the clear, and so is `https` when the operator says so.
+fn clear_text(endpoint: String, insecure: bool) -> String {
+    match endpoint.split_once("://") {
+        None => format!("http://{endpoint}"),
+        Some(("https", rest)) if insecure => format!("http://{rest}"),
+        Some(_) => endpoint,
+    }
+}

@@ -1,0 +1,177 @@
+//! From text to values: pure. An error is the text "expected …" for the warning.
+
+use std::time::Duration;
+
+/// What was expected instead.
+pub(super) type Expected = &'static str;
+
+/// Go's `strconv.ParseBool`, which the reference gateway uses.
+pub(super) fn boolean(text: &str) -> Result<bool, Expected> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("true or false"),
+    }
+}
+
+/// A whole number above 0.
+pub(super) fn positive_integer(text: &str) -> Result<u64, Expected> {
+    text.parse().ok().filter(|number| *number > 0).ok_or("a whole number above 0")
+}
+
+/// [`positive_integer`] that fits an address space.
+pub(super) fn positive_size(text: &str) -> Result<usize, Expected> {
+    positive_integer(text)
+        .and_then(|number| usize::try_from(number).map_err(|_| "a smaller number"))
+        .map_err(|_| "a whole number above 0")
+}
+
+/// A finite number above 0.
+pub(super) fn positive_number(text: &str) -> Result<f64, Expected> {
+    text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0).ok_or("a finite number above 0")
+}
+
+/// A whole percentage.
+pub(super) fn percentage(text: &str) -> Result<u8, Expected> {
+    text.parse().ok().filter(|percent| *percent <= 100).ok_or("a whole number from 0 to 100")
+}
+
+/// Any unsigned 64-bit number.
+pub(super) fn any_u64(text: &str) -> Result<u64, Expected> {
+    text.parse().map_err(|_| "an unsigned 64-bit number")
+}
+
+// Times are bounded to 32 bits of their unit, so that no sum of them leaves the time line.
+const EXPECTED_TIME: Expected = "a whole number from 1 to 4294967295";
+
+/// Whole milliseconds above 0.
+pub(super) fn milliseconds(text: &str) -> Result<Duration, Expected> {
+    text.parse::<u32>().ok().filter(|n| *n > 0).map(|n| Duration::from_millis(n.into())).ok_or(EXPECTED_TIME)
+}
+
+/// Whole seconds above 0.
+pub(super) fn seconds(text: &str) -> Result<Duration, Expected> {
+    text.parse::<u32>().ok().filter(|n| *n > 0).map(|n| Duration::from_secs(n.into())).ok_or(EXPECTED_TIME)
+}
+
+/// Whole seconds, 0 allowed.
+pub(super) fn seconds_or_zero(text: &str) -> Result<Duration, Expected> {
+    text.parse::<u32>().map(|n| Duration::from_secs(n.into())).map_err(|_| "a whole number from 0 to 4294967295")
+}
+
+/// Whole minutes above 0.
+pub(super) fn minutes(text: &str) -> Result<Duration, Expected> {
+    text.parse::<u32>().ok().filter(|n| *n > 0).map(|n| Duration::from_secs(u64::from(n) * 60)).ok_or(EXPECTED_TIME)
+}
+
+/// Seconds with decimals, above 0.
+pub(super) fn decimal_seconds(text: &str) -> Result<Duration, Expected> {
+    let seconds = positive_number(text)?;
+    if seconds > f64::from(u32::MAX) {
+        return Err("a finite number above 0 and below 4294967296");
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Comma-separated `key=value` pairs with percent-encoded values: `OTEL_RESOURCE_ATTRIBUTES` and the OTLP headers.
+pub(super) fn pairs(text: &str) -> Result<Vec<(String, String)>, Expected> {
+    const EXPECTED: Expected = "comma-separated key=value pairs";
+    let mut pairs = Vec::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (key, value) = part.split_once('=').ok_or(EXPECTED)?;
+        let key = key.trim();
+        if key.is_empty() {
+            return Err(EXPECTED);
+        }
+        pairs.push((key.to_owned(), percent_decode(value.trim())));
+    }
+    Ok(pairs)
+}
+
+/// Decodes `%41`; what is no such escape, or would not be UTF-8, stays as it is.
+fn percent_decode(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first == b'%'
+            && let [high, low, after @ ..] = tail
+            && let (Some(high), Some(low)) = (hex(*high), hex(*low))
+        {
+            bytes.push(high << 4 | low);
+            rest = after;
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn booleans_follow_go() {
+        for text in ["1", "t", "T", "true", "TRUE", "True"] {
+            assert_eq!(boolean(text), Ok(true), "{text}");
+        }
+        for text in ["0", "f", "F", "false", "FALSE", "False"] {
+            assert_eq!(boolean(text), Ok(false), "{text}");
+        }
+        for text in ["yes", "no", "on", "tRUE", "2", " true"] {
+            assert!(boolean(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_have_exact_borders() {
+        assert_eq!(positive_integer("1"), Ok(1));
+        for text in ["0", "-1", "1.5", "", "1e3", "18446744073709551616"] {
+            assert!(positive_integer(text).is_err(), "{text}");
+        }
+        assert_eq!(positive_number("0.0001"), Ok(0.0001));
+        for text in ["0", "-0.0", "-1", "NaN", "inf", "-inf", "1e999", "x"] {
+            assert!(positive_number(text).is_err(), "{text}");
+        }
+        assert_eq!((percentage("0"), percentage("100")), (Ok(0), Ok(100)));
+        for text in ["101", "-1", "256", "50%", "NaN"] {
+            assert!(percentage(text).is_err(), "{text}");
+        }
+        assert_eq!(any_u64("18446744073709551615"), Ok(u64::MAX));
+        assert!(any_u64("-1").is_err());
+    }
+
+    #[test]
+    fn times_stay_on_the_time_line() {
+        assert_eq!(seconds("4294967295"), Ok(Duration::from_secs(4_294_967_295)));
+        for parse in [seconds, milliseconds, minutes] {
+            for text in ["0", "4294967296", "-1", "30s", "1.5"] {
+                assert!(parse(text).is_err(), "{text}");
+            }
+        }
+        assert_eq!(seconds_or_zero("0"), Ok(Duration::ZERO));
+        assert!(seconds_or_zero("-1").is_err());
+        assert_eq!(minutes("4294967295").unwrap().as_secs(), 4_294_967_295 * 60);
+        assert_eq!(decimal_seconds("0.25"), Ok(Duration::from_millis(250)));
+        for text in ["NaN", "inf", "0", "-2", "1e300", "4294967296"] {
+            assert!(decimal_seconds(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn pairs_are_percent_decoded() {
+        let parsed = pairs("a=b, c = d%20e ,,x=%zz%4").unwrap();
+        let expected = [("a", "b"), ("c", "d e"), ("x", "%zz%4")];
+        assert_eq!(parsed, expected.map(|(k, v)| (k.to_owned(), v.to_owned())));
+        assert_eq!(pairs("").unwrap(), []);
+        assert_eq!(pairs("k=%ff").unwrap(), [("k".to_owned(), "%ff".to_owned())]);
+        for text in ["a", "=b", "a=b,c"] {
+            assert!(pairs(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! From the environment to [`Knobs`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::env::{Environment, Origin, Refusal, Report, Setting};
+use super::parse::{self, Expected};
+use super::{
+    DecodePolicy, Drain, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefillPolicy, PrefixKnobs,
+    ScrapeKnobs, Secret, Tokenizer, inert, otel, settings,
+};
+
+/// What an ext_proc message holds beside the body: field headers, attributes, metadata.
+const GRPC_OVERHEAD: usize = 4 << 10;
+
+/// How much of a bad value a warning repeats.
+const SHOWN_CHARS: usize = 80;
+
+/// Strategies that `ROUTING_ALGORITHM` may name; a test holds them equal to `routing::Strategy`.
+pub(super) const STRATEGIES: [&str; 3] = ["pd", "random", "least-request"];
+
+/// Policies of the document that this version does not have.
+const LATER_PREFILL_POLICIES: &[&str] = &["conductor", "token_load", "hybrid_cache_load"];
+const LATER_DECODE_POLICIES: &[&str] = &["conductor", "token_load"];
+
+/// Reads settings one by one and keeps the report.
+pub(super) struct Reader<'a> {
+    environment: &'a dyn Environment,
+    report: Report,
+}
+
+impl Reader<'_> {
+    /// The trimmed text of a variable; an empty one counts as unset, as manifests often set it so.
+    fn raw(&self, name: &'static str) -> Option<String> {
+        self.environment.get(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    }
+
+    fn record(&mut self, name: &'static str, value: String, origin: Origin) {
+        self.report.settings.push(Setting { name, value, origin });
+    }
+
+    fn complain(&mut self, name: &'static str, text: &str, expected: &str, instead: &str) {
+        self.report.config_errors += 1;
+        let shown = shorten(text);
+        self.report.warnings.push(format!("{name} is {shown:?}, but must be {expected}: using {instead}"));
+    }
+
+    /// A setting with a default.
+    pub(super) fn value<T>(
+        &mut self,
+        name: &'static str,
+        default: T,
+        parse: impl Fn(&str) -> Result<T, Expected>,
+        show: impl Fn(&T) -> String,
+    ) -> T {
+        let (value, origin) = match self.raw(name) {
+            None => (default, Origin::Default),
+            Some(text) => match parse(&text) {
+                Ok(value) => (value, Origin::Environment),
+                Err(expected) => {
+                    self.complain(name, &text, expected, &show(&default));
+                    (default, Origin::DefaultAfterBadValue)
+                }
+            },
+        };
+        self.record(name, show(&value), origin);
+        value
+    }
+
+    /// A setting that may be unset.
+    pub(super) fn optional<T>(
+        &mut self,
+        name: &'static str,
+        parse: impl Fn(&str) -> Result<T, Expected>,
+        show: impl Fn(&T) -> String,
+    ) -> Option<T> {
+        let some = |text: &str| parse(text).map(Some);
+        self.value(name, None, some, |value| value.as_ref().map_or_else(|| "unset".to_owned(), &show))
+    }
+
+    /// Free text that may be unset.
+    pub(super) fn text(&mut self, name: &'static str) -> Option<String> {
+        self.optional(name, |text| Ok(text.to_owned()), String::clone)
+    }
+
+    fn secret(&mut self, name: &'static str) -> Option<Secret> {
+        self.optional(name, |text| Ok(Secret::new(text)), |secret| format!("{secret:?}"))
+    }
+
+    /// `key=value,…` whose values are secret. A bad one is named, not shown.
+    pub(super) fn secret_pairs(&mut self, name: &'static str) -> Option<Vec<(String, Secret)>> {
+        let text = self.raw(name);
+        let (value, origin) = match text.as_deref().map(parse::pairs) {
+            None => (None, Origin::Default),
+            Some(Ok(pairs)) => (Some(pairs), Origin::Environment),
+            Some(Err(expected)) => {
+                self.complain(name, "[secret]", expected, "none");
+                (None, Origin::DefaultAfterBadValue)
+            }
+        };
+        self.record(name, value.as_ref().map_or("unset", |_| "[secret]").to_owned(), origin);
+        value.map(|pairs| pairs.into_iter().map(|(key, value)| (key, Secret::new(value))).collect())
+    }
+
+    /// One of several names.
+    pub(super) fn choice<T: Copy + PartialEq>(
+        &mut self,
+        name: &'static str,
+        default: T,
+        choices: &[(&'static str, T)],
+    ) -> T {
+        self.choice_or_later(name, default, choices, &[])
+    }
+
+    /// [`Reader::choice`] without a default.
+    pub(super) fn optional_choice<T: Copy + PartialEq>(
+        &mut self,
+        name: &'static str,
+        choices: &[(&'static str, T)],
+    ) -> Option<T> {
+        let choices: Vec<_> = choices.iter().map(|(text, value)| (*text, Some(*value))).collect();
+        self.choice_or_later(name, None, &choices, &[])
+    }
+
+    /// [`Reader::choice`] with names that are right, but not built yet.
+    fn choice_or_later<T: Copy + PartialEq>(
+        &mut self,
+        name: &'static str,
+        default: T,
+        choices: &[(&'static str, T)],
+        later: &[&str],
+    ) -> T {
+        let show = |value: T| choices.iter().find(|(_, choice)| *choice == value).map_or("unset", |(text, _)| *text);
+        let mut value = (default, Origin::Default);
+        if let Some(text) = self.raw(name) {
+            if let Some((_, choice)) = choices.iter().find(|(choice, _)| *choice == text) {
+                value = (*choice, Origin::Environment);
+            } else {
+                value.1 = Origin::DefaultAfterBadValue;
+                if later.contains(&text.as_str()) {
+                    self.report.config_errors += 1;
+                    let warning = format!("{name} is {text:?}, which is not built yet: using {}", show(default));
+                    self.report.warnings.push(warning);
+                } else {
+                    let names: Vec<_> = choices.iter().map(|(text, _)| *text).collect();
+                    self.complain(name, &text, &format!("one of {}", names.join(", ")), show(default));
+                }
+            }
+        }
+        self.record(name, show(value.0).to_owned(), value.1);
+        value.0
+    }
+
+    fn report_inert(&mut self) {
+        for (name, instead) in inert::INERT {
+            if self.raw(name).is_some() {
+                self.report.warnings.push(format!("{name} is set, but has no effect here: {instead}"));
+            }
+        }
+        let known: Vec<&str> =
+            settings::GROUPS.iter().flat_map(|group| group.settings).map(|setting| setting.name).collect();
+        let mut unknown: Vec<String> = self
+            .environment
+            .names()
+            .into_iter()
+            .filter(|name| name.starts_with("AIBRIX_") || name.starts_with("TANDEM_"))
+            .filter(|name| !known.contains(&name.as_str()) && !inert::INERT.iter().any(|(inert, _)| inert == name))
+            .filter(|name| !inert::is_service_link(name))
+            .collect();
+        unknown.sort();
+        for name in unknown {
+            self.report.warnings.push(format!("{} is set, but has no effect here: no such setting", shorten(&name)));
+        }
+    }
+}
+
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARS) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+    }
+}
+
+/// Milliseconds for the report.
+pub(super) fn millis(duration: &Duration) -> String {
+    duration.as_millis().to_string()
+}
+
+fn secs(duration: &Duration) -> String {
+    duration.as_secs().to_string()
+}
+
+impl Knobs {
+    /// Reads and checks everything. A value that is not usable leaves the default in place and is reported; only what
+    /// would make every request fail refuses the start.
+    pub fn read(environment: &dyn Environment) -> Result<(Knobs, Report), Refusal> {
+        let mut reader = Reader { environment, report: Report::default() };
+        let host_name = environment.host_name().unwrap_or_else(|| "unknown".to_owned());
+        let gateway_pod = reader.value("POD_NAME", host_name, |text| Ok(text.to_owned()), String::clone);
+        let strategies = STRATEGIES.map(|name| (name, name));
+        let routing_algorithm = reader.optional_choice("ROUTING_ALGORITHM", &strategies).map(str::to_owned);
+        let auth_bearer_token = reader.secret("AIBRIX_AUTH_BEARER_TOKEN");
+        let ttft_threshold =
+            reader.value("AIBRIX_TTFT_THRESHOLD_S", Duration::from_secs(1), parse::decimal_seconds, |duration| {
+                duration.as_secs_f64().to_string()
+            });
+        let log = read_log(&mut reader);
+        let mut refusals = Vec::new();
+        let pd = Arc::new(read_pd(&mut reader, &mut refusals));
+        let limits = read_limits(&mut reader);
+        let drain = Drain {
+            propagation: reader.value(
+                "TANDEM_DRAIN_PROPAGATION_SECONDS",
+                Duration::from_secs(5),
+                parse::seconds_or_zero,
+                secs,
+            ),
+            timeout: reader.value(
+                "TANDEM_DRAIN_TIMEOUT_SECONDS",
+                Duration::from_secs(300),
+                parse::seconds_or_zero,
+                secs,
+            ),
+        };
+        let scrape = read_scrape(&mut reader);
+        let prefix = read_prefix(&mut reader);
+        let otel = otel::read(&mut reader);
+        reader.report_inert();
+        if !refusals.is_empty() {
+            return Err(Refusal { reasons: refusals });
+        }
+        let knobs = Knobs {
+            gateway_pod,
+            routing_algorithm,
+            auth_bearer_token,
+            ttft_threshold,
+            log,
+            pd,
+            limits,
+            drain,
+            scrape,
+            prefix,
+            otel,
+        };
+        Ok((knobs, reader.report))
+    }
+}
+
+fn read_log(reader: &mut Reader<'_>) -> LogKnobs {
+    let filter = |text: &str| match tracing_subscriber::EnvFilter::try_new(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err("a log filter such as info or tandem=debug,warn"),
+    };
+    LogKnobs {
+        filter: reader.value("TANDEM_LOG", "info".to_owned(), filter, String::clone),
+        format: reader.choice(
+            "TANDEM_LOG_FORMAT",
+            LogFormat::Text,
+            &[("text", LogFormat::Text), ("json", LogFormat::Json)],
+        ),
+    }
+}
+
+fn read_pd(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> PdKnobs {
+    let default = PdKnobs::default();
+    let number =
+        |reader: &mut Reader<'_>, name, default| reader.value(name, default, parse::positive_number, f64::to_string);
+    PdKnobs {
+        prompt_length_bucketing: reader.value(
+            "AIBRIX_PROMPT_LENGTH_BUCKETING",
+            default.prompt_length_bucketing,
+            parse::boolean,
+            bool::to_string,
+        ),
+        prefill_request_timeout: reader.value(
+            "AIBRIX_PREFILL_REQUEST_TIMEOUT",
+            default.prefill_request_timeout,
+            parse::seconds,
+            secs,
+        ),
+        prefill_policy: reader.choice_or_later(
+            "AIBRIX_PREFILL_SCORE_POLICY",
+            default.prefill_policy,
+            &[("prefix_cache", PrefillPolicy::PrefixCache), ("least_request", PrefillPolicy::LeastRequest)],
+            LATER_PREFILL_POLICIES,
+        ),
+        decode_policy: reader.choice_or_later(
+            "AIBRIX_DECODE_SCORE_POLICY",
+            default.decode_policy,
+            &[("load_balancing", DecodePolicy::LoadBalancing), ("least_request", DecodePolicy::LeastRequest)],
+            LATER_DECODE_POLICIES,
+        ),
+        prefill_imbalance_min_spread: reader.value(
+            "AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD",
+            default.prefill_imbalance_min_spread,
+            parse::positive_integer,
+            u64::to_string,
+        ),
+        decode_imbalance_min_spread: number(
+            reader,
+            "AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD",
+            default.decode_imbalance_min_spread,
+        ),
+        decode_throughput_min_spread: number(
+            reader,
+            "AIBRIX_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD",
+            default.decode_throughput_min_spread,
+        ),
+        decode_score_ratio: number(reader, "AIBRIX_DECODE_SCORE_RATIO_THRESHOLD", default.decode_score_ratio),
+        decode_weight_running: number(reader, "AIBRIX_DECODE_LB_WEIGHT_RUNNING", default.decode_weight_running),
+        decode_weight_throughput: number(
+            reader,
+            "AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT",
+            default.decode_weight_throughput,
+        ),
+        min_match_pct: reader.value("AIBRIX_MIN_MATCH_PCT", default.min_match_pct, parse::percentage, u8::to_string),
+        standard_deviation_factor: number(
+            reader,
+            "AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR",
+            default.standard_deviation_factor,
+        ),
+        kv_connector: read_connector(reader, default.kv_connector, refusals),
+    }
+}
+
+/// The reference fails every request on an unknown connector, and accepts `mooncake` without acting on it. Both are
+/// better told at the start.
+fn read_connector(reader: &mut Reader<'_>, default: KvConnector, refusals: &mut Vec<String>) -> KvConnector {
+    const NAME: &str = "AIBRIX_KV_CONNECTOR_TYPE";
+    match reader.raw(NAME).as_deref() {
+        None | Some("shfs" | "nixl") => {}
+        Some("mooncake") => {
+            refusals.push(format!("{NAME} is \"mooncake\", which is not supported yet; use shfs or nixl"));
+        }
+        Some(other) => refusals.push(format!("{NAME} is {:?}, but must be shfs or nixl", shorten(other))),
+    }
+    reader.choice(NAME, default, &[("shfs", KvConnector::Shfs), ("nixl", KvConnector::Nixl)])
+}
+
+fn read_limits(reader: &mut Reader<'_>) -> Limits {
+    let size = |reader: &mut Reader<'_>, name, default: u64| {
+        let default = usize::try_from(default).unwrap_or(usize::MAX);
+        reader.value(name, default, parse::positive_size, usize::to_string)
+    };
+    let mut max_body_bytes = size(reader, "TANDEM_MAX_BODY_BYTES", 64 << 20);
+    let max_buffered_bytes = size(reader, "TANDEM_MAX_BUFFERED_BYTES", 2 << 30);
+    let max_streams = size(reader, "TANDEM_MAX_STREAMS", 20_000);
+    let max_prefill_answer_bytes = size(reader, "TANDEM_MAX_PREFILL_ANSWER_BYTES", 64 << 20);
+    let derived = max_body_bytes.saturating_add(1 << 20);
+    let max_grpc_message_bytes =
+        reader.value("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", derived, parse::positive_size, usize::to_string);
+    if max_grpc_message_bytes < max_body_bytes.saturating_add(GRPC_OVERHEAD) {
+        let lowered = max_grpc_message_bytes.saturating_sub(GRPC_OVERHEAD).max(1);
+        reader.report.warnings.push(format!(
+            "AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES is {max_grpc_message_bytes}, too small for bodies of \
+             TANDEM_MAX_BODY_BYTES ({max_body_bytes}): bodies above {lowered} bytes get 413"
+        ));
+        max_body_bytes = lowered;
+    }
+    Limits { max_body_bytes, max_buffered_bytes, max_streams, max_prefill_answer_bytes, max_grpc_message_bytes }
+}
+
+fn read_scrape(reader: &mut Reader<'_>) -> ScrapeKnobs {
+    let time = |reader: &mut Reader<'_>, name, default| {
+        reader.value(name, Duration::from_millis(default), parse::milliseconds, millis)
+    };
+    ScrapeKnobs {
+        interval: time(reader, "AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", 50),
+        timeout: time(reader, "TANDEM_SCRAPE_TIMEOUT_MS", 1000),
+        max_age: time(reader, "TANDEM_METRIC_MAX_AGE_MS", 3000),
+        max_bytes: reader.value("TANDEM_MAX_SCRAPE_BYTES", 8 << 20, parse::positive_size, usize::to_string),
+    }
+}
+
+fn read_prefix(reader: &mut Reader<'_>) -> PrefixKnobs {
+    PrefixKnobs {
+        tokenizer: reader.choice_or_later(
+            "AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE",
+            Tokenizer::Character,
+            &[("character", Tokenizer::Character), ("tiktoken", Tokenizer::Tiktoken)],
+            &["remote"],
+        ),
+        block_size: reader.value("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", 128, parse::positive_size, usize::to_string),
+        hash_seed: reader.optional("AIBRIX_PREFIX_CACHE_HASH_SEED", parse::any_u64, u64::to_string),
+        budget_bytes: reader.value("TANDEM_PREFIX_CACHE_BYTES", 256 << 20, parse::positive_size, usize::to_string),
+        max_blocks: reader.optional("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", parse::positive_size, usize::to_string),
+        max_idle: reader.value(
+            "AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS",
+            Duration::from_secs(20 * 60),
+            parse::minutes,
+            |duration| (duration.as_secs() / 60).to_string(),
+        ),
+        sweep_interval: reader.value(
+            "AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS",
+            Duration::from_secs(1),
+            parse::seconds,
+            secs,
+        ),
+    }
+}

@@ -1,0 +1,318 @@
+//! The table of settings: what `docs/configuration.md` and the start-up report list, in this order.
+
+/// One variable for the reader of the documentation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Described {
+    /// The variable.
+    pub(super) name: &'static str,
+    /// The built-in default as the report shows it.
+    pub(super) default: &'static str,
+    /// The unit of the value, or its form.
+    pub(super) unit: &'static str,
+    /// The profile field under `routingConfig` that overrides it for its own requests, or empty.
+    pub(super) profile: &'static str,
+    /// What it does.
+    pub(super) meaning: &'static str,
+}
+
+/// A group of settings under one heading.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Group {
+    /// The heading.
+    pub(super) title: &'static str,
+    /// Its settings.
+    pub(super) settings: &'static [Described],
+}
+
+const fn one(
+    name: &'static str,
+    default: &'static str,
+    unit: &'static str,
+    profile: &'static str,
+    meaning: &'static str,
+) -> Described {
+    Described { name, default, unit, profile, meaning }
+}
+
+/// Every setting.
+pub(super) const GROUPS: &[Group] = &[
+    Group {
+        title: "The replica",
+        settings: &[
+            one("POD_NAME", "the host name", "text", "", "This replica in metrics and logs."),
+            one("ROUTING_ALGORITHM", "unset", "strategy", "", "Strategy of requests that name none."),
+            one("AIBRIX_AUTH_BEARER_TOKEN", "unset", "secret", "", "When set, clients must send it as a bearer token."),
+            one(
+                "AIBRIX_TTFT_THRESHOLD_S",
+                "1",
+                "seconds, decimals allowed",
+                "",
+                "Slower first tokens count in `gateway_first_token_delay_over_1s_total`.",
+            ),
+            one("TANDEM_LOG", "info", "filter", "", "What is logged: a level, or `target=level` directives."),
+            one("TANDEM_LOG_FORMAT", "text", "`text` or `json`", "", "How log lines look."),
+        ],
+    },
+    Group {
+        title: "Prefill/decode routing",
+        settings: &[
+            one(
+                "AIBRIX_PROMPT_LENGTH_BUCKETING",
+                "false",
+                "boolean",
+                "promptLengthBucketing",
+                "Only pods whose range takes the prompt's length are candidates.",
+            ),
+            one(
+                "AIBRIX_PREFILL_REQUEST_TIMEOUT",
+                "30",
+                "seconds",
+                "pd.prefillRequestTimeout",
+                "Bound on the whole prefill exchange.",
+            ),
+            one(
+                "AIBRIX_PREFILL_SCORE_POLICY",
+                "prefix_cache",
+                "`prefix_cache` or `least_request`",
+                "prefillScorePolicy",
+                "How prefill pods are scored.",
+            ),
+            one(
+                "AIBRIX_DECODE_SCORE_POLICY",
+                "load_balancing",
+                "`load_balancing` or `least_request`",
+                "decodeScorePolicy",
+                "How decode pods are scored.",
+            ),
+            one(
+                "AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD",
+                "16",
+                "requests",
+                "pd.prefillLoadImbalanceMinSpread",
+                "A larger spread of outstanding prefills sends the request to the least loaded prefill pod.",
+            ),
+            one(
+                "AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD",
+                "16",
+                "requests",
+                "pd.decodeLoadImbalanceMinSpread",
+                "This spread of running requests, or a larger one, picks the least loaded decode pod.",
+            ),
+            one(
+                "AIBRIX_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD",
+                "2048",
+                "tokens per second",
+                "pd.decodeThroughputImbalanceMinSpread",
+                "A larger spread of throughput picks the decode pod with the lowest.",
+            ),
+            one(
+                "AIBRIX_DECODE_SCORE_RATIO_THRESHOLD",
+                "1.5",
+                "ratio",
+                "pd.decodeScoreRatioThreshold",
+                "A larger ratio of drain scores picks the decode pod that drains first.",
+            ),
+            one(
+                "AIBRIX_DECODE_LB_WEIGHT_RUNNING",
+                "1",
+                "weight",
+                "pd.decodeLBWeightRunning",
+                "Weight of running requests in the `load_balancing` score.",
+            ),
+            one(
+                "AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT",
+                "1",
+                "weight",
+                "pd.decodeLBWeightThroughput",
+                "Weight of throughput in the `load_balancing` score.",
+            ),
+            one(
+                "AIBRIX_MIN_MATCH_PCT",
+                "0",
+                "percent",
+                "pd.minMatchPct",
+                "A smaller prefix match counts as none; 0 lets every match count.",
+            ),
+            one(
+                "AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR",
+                "1",
+                "factor",
+                "prefixCache.standardDeviationFactor",
+                "Prefill pods with more requests than mean + factor · standard deviation are skipped.",
+            ),
+            one(
+                "AIBRIX_KV_CONNECTOR_TYPE",
+                "shfs",
+                "`shfs` or `nixl`",
+                "",
+                "What moves the KV cache between vLLM pods; the pod label `model.aibrix.ai/kv-connector-type` wins. \
+                 Any other value stops the start.",
+            ),
+        ],
+    },
+    Group {
+        title: "Limits",
+        settings: &[
+            one("TANDEM_MAX_BODY_BYTES", "67108864", "bytes", "", "A longer request body gets 413."),
+            one(
+                "TANDEM_MAX_BUFFERED_BYTES",
+                "2147483648",
+                "bytes",
+                "",
+                "Request bodies that all streams together may hold; beyond it requests get 503.",
+            ),
+            one("TANDEM_MAX_STREAMS", "20000", "requests", "", "Requests in flight; beyond it requests get 503."),
+            one(
+                "TANDEM_MAX_PREFILL_ANSWER_BYTES",
+                "67108864",
+                "bytes",
+                "",
+                "A longer prefill answer fails the prefill leg.",
+            ),
+            one(
+                "AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES",
+                "TANDEM_MAX_BODY_BYTES + 1 MiB",
+                "bytes",
+                "",
+                "Largest ext_proc message. One that is too small for the body limit lowers the body limit, with a \
+                 warning.",
+            ),
+        ],
+    },
+    Group {
+        title: "Shutdown",
+        settings: &[
+            one(
+                "TANDEM_DRAIN_PROPAGATION_SECONDS",
+                "5",
+                "seconds, 0 allowed",
+                "",
+                "After SIGTERM: readiness is off, new streams are still served.",
+            ),
+            one(
+                "TANDEM_DRAIN_TIMEOUT_SECONDS",
+                "300",
+                "seconds, 0 allowed",
+                "",
+                "How long running streams may finish after that.",
+            ),
+        ],
+    },
+    Group {
+        title: "Engine metrics",
+        settings: &[
+            one(
+                "AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS",
+                "50",
+                "milliseconds",
+                "",
+                "Pause between two scrapes of one pod.",
+            ),
+            one("TANDEM_SCRAPE_TIMEOUT_MS", "1000", "milliseconds", "", "Bound on one scrape."),
+            one("TANDEM_METRIC_MAX_AGE_MS", "3000", "milliseconds", "", "Older values count as unknown."),
+            one("TANDEM_MAX_SCRAPE_BYTES", "8388608", "bytes", "", "A longer metrics page is dropped."),
+        ],
+    },
+    Group {
+        title: "Prefix index",
+        settings: &[
+            one(
+                "AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE",
+                "character",
+                "`character` or `tiktoken`",
+                "",
+                "What is hashed: the prompt's bytes, or its cl100k_base tokens.",
+            ),
+            one(
+                "AIBRIX_PREFIX_CACHE_BLOCK_SIZE",
+                "128",
+                "bytes of tokenizer output",
+                "",
+                "Size of one block. (The reference gateway's own default is 4; its manifests set 128.)",
+            ),
+            one(
+                "AIBRIX_PREFIX_CACHE_HASH_SEED",
+                "unset",
+                "number",
+                "",
+                "Seed of the block hashes; unset means random per process.",
+            ),
+            one("TANDEM_PREFIX_CACHE_BYTES", "268435456", "bytes", "", "Memory of the index."),
+            one(
+                "AIBRIX_PREFIX_CACHE_BLOCK_NUMBER",
+                "unset",
+                "blocks",
+                "",
+                "When set, a bound on the number of blocks as well.",
+            ),
+            one(
+                "AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS",
+                "20",
+                "minutes",
+                "",
+                "Blocks that were not put again for this long go.",
+            ),
+            one(
+                "AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS",
+                "1",
+                "seconds",
+                "",
+                "Pause between two searches for such blocks.",
+            ),
+        ],
+    },
+    Group {
+        title: "OpenTelemetry",
+        settings: &[
+            one(
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+                "unset",
+                "URL",
+                "",
+                "Where spans go, path included. Setting this or the next turns tracing on.",
+            ),
+            one(
+                "OTEL_EXPORTER_OTLP_ENDPOINT",
+                "unset",
+                "URL",
+                "",
+                "Where spans go; over HTTP, `/v1/traces` is appended.",
+            ),
+            one("OTEL_SDK_DISABLED", "false", "boolean", "", "Turns tracing off."),
+            one("OTEL_TRACES_EXPORTER", "otlp", "`otlp` or `none`", "", "`none` turns tracing off."),
+            one("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "unset", "see next", "", "Wins over the next."),
+            one("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "`grpc`, `http/protobuf` or `http`", "", "How spans are sent."),
+            one("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "unset", "`key=value,…`, secret", "", "Wins over the next."),
+            one(
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "unset",
+                "`key=value,…`, secret",
+                "",
+                "Sent with each export; values are percent-encoded.",
+            ),
+            one("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "unset", "milliseconds", "", "Wins over the next."),
+            one("OTEL_EXPORTER_OTLP_TIMEOUT", "10000", "milliseconds", "", "Bound on one export."),
+            one(
+                "OTEL_EXPORTER_OTLP_INSECURE",
+                "false",
+                "boolean",
+                "",
+                "Sends an `https` endpoint's spans in the clear. This build has no TLS towards collectors, so \
+                 that an `https` endpoint without it is an error.",
+            ),
+            one("OTEL_SERVICE_NAME", "aibrix-gateway-plugin", "text", "", "Resource attribute `service.name`."),
+            one("OTEL_RESOURCE_ATTRIBUTES", "unset", "`key=value,…`", "", "Further resource attributes."),
+            one(
+                "OTEL_TRACES_SAMPLER",
+                "parentbased_always_on",
+                "`always_on`, `always_off`, `traceidratio`, or one of these after `parentbased_`",
+                "",
+                "Which traces are recorded.",
+            ),
+            one("OTEL_TRACES_SAMPLER_ARG", "1", "0 to 1", "", "Share of traces for the `traceidratio` samplers."),
+            one("OTEL_BSP_MAX_QUEUE_SIZE", "2048", "spans", "", "Spans waiting for export; more are dropped."),
+            one("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "512", "spans", "", "Spans sent together."),
+            one("OTEL_BSP_SCHEDULE_DELAY", "5000", "milliseconds", "", "Longest wait before an export."),
+        ],
+    },
+];

@@ -1,0 +1,288 @@
+//! Reading from a map.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::*;
+
+struct Map(BTreeMap<String, String>);
+
+impl Environment for Map {
+    fn get(&self, name: &str) -> Option<String> {
+        self.0.get(name).cloned()
+    }
+    fn names(&self) -> Vec<String> {
+        self.0.keys().cloned().collect()
+    }
+    fn host_name(&self) -> Option<String> {
+        Some("the host name".to_owned())
+    }
+}
+
+fn read(pairs: &[(&str, &str)]) -> (Knobs, Report) {
+    Knobs::read(&map(pairs)).unwrap()
+}
+
+fn map(pairs: &[(&str, &str)]) -> Map {
+    Map(pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+}
+
+fn setting<'a>(report: &'a Report, name: &str) -> &'a Setting {
+    report.settings.iter().find(|setting| setting.name == name).unwrap()
+}
+
+#[test]
+fn generated_configuration_page() {
+    assert_generated("docs/configuration.md", &configuration_markdown());
+}
+
+#[test]
+fn the_table_and_the_reader_agree() {
+    let (_, report) = read(&[]);
+    assert_eq!((report.warnings.len(), report.config_errors), (0, 0));
+    let mut read: Vec<_> = report.settings.iter().map(|setting| setting.name).collect();
+    let mut described = Vec::new();
+    for described_setting in settings::GROUPS.iter().flat_map(|group| group.settings) {
+        described.push(described_setting.name);
+        let setting = setting(&report, described_setting.name);
+        assert_eq!(setting.origin, Origin::Default, "{}", setting.name);
+        // Two defaults are described, not spelled out.
+        match setting.name {
+            "AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES" => assert_eq!(setting.value, (65 << 20).to_string()),
+            "OTEL_SERVICE_NAME" => assert_eq!(setting.value, "unset"),
+            _ => assert_eq!(setting.value, described_setting.default, "{}", setting.name),
+        }
+    }
+    read.sort_unstable();
+    described.sort_unstable();
+    assert_eq!(read, described);
+    for (name, _) in inert::INERT {
+        assert!(!described.contains(name), "{name} is both");
+    }
+}
+
+#[test]
+fn defaults_equal_the_documented_fields() {
+    let (knobs, _) = read(&[]);
+    assert_eq!(*knobs.pd, PdKnobs::default());
+    assert_eq!(knobs.gateway_pod, "the host name");
+    assert_eq!(knobs.otel.endpoint, None);
+    assert_eq!(knobs.otel.service_name, "aibrix-gateway-plugin");
+    assert_eq!(knobs.limits.max_body_bytes, 64 << 20);
+    assert_eq!(knobs.scrape.interval, Duration::from_millis(50));
+    assert_eq!(knobs.prefix.max_idle, Duration::from_secs(1200));
+}
+
+#[test]
+fn good_values_are_taken() {
+    let (knobs, report) = read(&[
+        ("POD_NAME", "gw-1"),
+        ("ROUTING_ALGORITHM", " pd "),
+        ("AIBRIX_PREFILL_REQUEST_TIMEOUT", "60"),
+        ("AIBRIX_PREFILL_SCORE_POLICY", "least_request"),
+        ("AIBRIX_DECODE_SCORE_POLICY", "least_request"),
+        ("AIBRIX_PROMPT_LENGTH_BUCKETING", "T"),
+        ("AIBRIX_KV_CONNECTOR_TYPE", "nixl"),
+        ("AIBRIX_PREFIX_CACHE_HASH_SEED", "42"),
+        ("AIBRIX_MIN_MATCH_PCT", "100"),
+        ("AIBRIX_TTFT_THRESHOLD_S", "0.5"),
+        ("TANDEM_DRAIN_PROPAGATION_SECONDS", "0"),
+        ("TANDEM_LOG_FORMAT", "json"),
+        ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", ""),
+    ]);
+    assert_eq!(report.warnings, Vec::<String>::new());
+    assert_eq!(knobs.gateway_pod, "gw-1");
+    assert_eq!(knobs.routing_algorithm.as_deref(), Some("pd"));
+    assert_eq!(knobs.pd.prefill_request_timeout, Duration::from_secs(60));
+    assert_eq!(knobs.pd.prefill_policy, PrefillPolicy::LeastRequest);
+    assert_eq!(knobs.pd.decode_policy, DecodePolicy::LeastRequest);
+    assert!(knobs.pd.prompt_length_bucketing);
+    assert_eq!(knobs.pd.kv_connector, KvConnector::Nixl);
+    assert_eq!(knobs.prefix.hash_seed, Some(42));
+    assert_eq!(knobs.pd.min_match_pct, 100);
+    assert_eq!(knobs.ttft_threshold, Duration::from_millis(500));
+    assert_eq!(knobs.drain.propagation, Duration::ZERO);
+    assert_eq!(knobs.log.format, LogFormat::Json);
+    assert_eq!(setting(&report, "AIBRIX_PREFIX_CACHE_BLOCK_SIZE").origin, Origin::Default);
+    assert_eq!(setting(&report, "POD_NAME").origin, Origin::Environment);
+}
+
+/// R92: a bad value keeps the default, with one warning that names variable and value.
+#[test]
+fn r92_bad_values_keep_the_default() {
+    let table = [
+        ("AIBRIX_PREFILL_SCORE_POLICY", "Prefix_Cache"),
+        ("AIBRIX_PREFILL_SCORE_POLICY", "conductor"),
+        ("AIBRIX_PREFILL_SCORE_POLICY", "token_load"),
+        ("AIBRIX_PREFILL_SCORE_POLICY", "hybrid_cache_load"),
+        ("AIBRIX_DECODE_SCORE_POLICY", "prefix_cache"),
+        ("AIBRIX_DECODE_SCORE_POLICY", "conductor"),
+        ("AIBRIX_DECODE_SCORE_POLICY", "token_load"),
+        ("AIBRIX_DECODE_LB_WEIGHT_RUNNING", "NaN"),
+        ("AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT", "inf"),
+        ("AIBRIX_DECODE_SCORE_RATIO_THRESHOLD", "-1.5"),
+        ("AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD", "0"),
+        ("AIBRIX_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD", "2k"),
+        ("AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD", "1.5"),
+        ("AIBRIX_PREFILL_REQUEST_TIMEOUT", "30s"),
+        ("AIBRIX_PREFILL_REQUEST_TIMEOUT", "0"),
+        ("AIBRIX_MIN_MATCH_PCT", "101"),
+        ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", "0"),
+        ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "remote"),
+        ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "bert"),
+        ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", "0"),
+        ("AIBRIX_PREFIX_CACHE_HASH_SEED", "-3"),
+        ("AIBRIX_PROMPT_LENGTH_BUCKETING", "yes"),
+        ("AIBRIX_TTFT_THRESHOLD_S", "NaN"),
+        ("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", "4MiB"),
+        ("ROUTING_ALGORITHM", "prefix-cache"),
+        ("ROUTING_ALGORITHM", "pd:2,random"),
+        ("TANDEM_MAX_STREAMS", "0"),
+        ("TANDEM_DRAIN_TIMEOUT_SECONDS", "-1"),
+        ("TANDEM_LOG", "tandem=nonsense"),
+        ("TANDEM_LOG_FORMAT", "xml"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1.01"),
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
+    ];
+    let (_, defaults) = read(&[]);
+    for (name, value) in table {
+        let (_, report) = read(&[(name, value)]);
+        assert_eq!(report.config_errors, 1, "{name}={value}");
+        assert_eq!(report.warnings.len(), 1, "{name}={value}: {:?}", report.warnings);
+        assert!(report.warnings[0].contains(name) && report.warnings[0].contains(value), "{:?}", report.warnings);
+        let setting = setting(&report, name);
+        assert_eq!(setting.origin, Origin::DefaultAfterBadValue);
+        assert_eq!(setting.value, super::tests::setting(&defaults, name).value, "{name}={value}");
+    }
+}
+
+#[test]
+fn a_long_bad_value_is_cut() {
+    let (_, report) = read(&[("TANDEM_MAX_STREAMS", &"ä".repeat(5000))]);
+    assert!(report.warnings[0].len() < 400, "{}", report.warnings[0].len());
+}
+
+#[test]
+fn an_unknown_connector_refuses_the_start() {
+    for (value, text) in [("mooncake", "not supported yet"), ("rdma", "must be shfs or nixl"), ("SHFS", "must be")] {
+        let refusal = Knobs::read(&map(&[("AIBRIX_KV_CONNECTOR_TYPE", value)])).unwrap_err();
+        assert_eq!(refusal.reasons.len(), 1);
+        assert!(refusal.to_string().contains(text) && refusal.to_string().contains(value), "{refusal}");
+    }
+}
+
+#[test]
+fn variables_without_effect_are_named_once() {
+    for (name, _) in inert::INERT {
+        let (_, report) = read(&[(name, "x")]);
+        assert_eq!(report.warnings.len(), 1, "{name}: {:?}", report.warnings);
+        assert!(report.warnings[0].starts_with(&format!("{name} is set, but has no effect here: ")));
+        assert_eq!(report.config_errors, 0);
+    }
+    let (_, report) = read(&[
+        ("TANDEM_MAX_BODY_BYTE", "1"),
+        ("AIBRIX_GATEWAY_PLUGINS_SERVICE_HOST", "10.0.0.1"),
+        ("AIBRIX_GATEWAY_PLUGINS_SERVICE_PORT_GRPC", "50052"),
+        ("AIBRIX_GATEWAY_PLUGINS_PORT", "tcp://10.0.0.1:50052"),
+        ("AIBRIX_GATEWAY_PLUGINS_PORT_50052_TCP_ADDR", "10.0.0.1"),
+        ("HOME", "/"),
+    ]);
+    assert_eq!(report.warnings, ["TANDEM_MAX_BODY_BYTE is set, but has no effect here: no such setting"]);
+}
+
+#[test]
+fn secrets_stay_out_of_the_report() {
+    let (knobs, report) = read(&[
+        ("AIBRIX_AUTH_BEARER_TOKEN", "hunter2"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20hunter2"),
+        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "hunter2"),
+        ("PROMETHEUS_ENDPOINT_BASIC_AUTH_PASSWORD", "hunter2"),
+        ("REDIS_URL", "redis://:hunter2@redis"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter2@collector:4317"),
+    ]);
+    let shown = format!("{report:?} {} {:?} {:?}", report.table(), knobs.auth_bearer_token, knobs.otel.headers);
+    assert!(shown.contains("http://[secret]@collector:4317"), "{shown}");
+    assert!(!shown.contains("hunter2"), "{shown}");
+    assert_eq!(knobs.auth_bearer_token.unwrap().expose(), "hunter2");
+    assert_eq!(knobs.otel.headers[0].1.expose(), "Bearer hunter2");
+    assert_eq!(report.config_errors, 1);
+}
+
+#[test]
+fn a_small_grpc_limit_lowers_the_body_limit() {
+    let table = [
+        (4 << 20, (4 << 20) - 4096, 1),
+        (64 << 20, (64 << 20) - 4096, 1),
+        ((64 << 20) + 4095, (64 << 20) - 1, 1),
+        ((64 << 20) + 4096, 64 << 20, 0),
+        (1, 1, 1),
+    ];
+    for (grpc, body, warnings) in table {
+        let (knobs, report) = read(&[("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", &grpc.to_string())]);
+        assert_eq!((knobs.limits.max_body_bytes, knobs.limits.max_grpc_message_bytes), (body, grpc));
+        assert_eq!(report.warnings.len(), warnings, "{grpc}");
+    }
+    let (knobs, _) = read(&[("TANDEM_MAX_BODY_BYTES", "1000")]);
+    assert_eq!(knobs.limits.max_grpc_message_bytes, 1000 + (1 << 20));
+}
+
+#[test]
+fn strategies_are_those_of_routing() {
+    for name in super::read::STRATEGIES {
+        assert_eq!(crate::routing::Strategy::parse(name).map(crate::routing::Strategy::name), Some(name));
+    }
+}
+
+#[test]
+fn the_otlp_endpoint_is_resolved() {
+    let base = "OTEL_EXPORTER_OTLP_ENDPOINT";
+    let traces = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+    let http = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http");
+    type Case<'a> = (&'a [(&'a str, &'a str)], Option<&'a str>);
+    let table: [Case<'_>; 9] = [
+        (&[], None),
+        (&[http], None),
+        (&[(base, "http://c:4317")], Some("http://c:4317")),
+        (&[(base, "c:4317")], Some("http://c:4317")),
+        (&[(base, "http://c:4318/"), http], Some("http://c:4318/v1/traces")),
+        (&[(base, "http://a"), (traces, "http://b/x"), http], Some("http://b/x")),
+        (&[(base, "https://c:4317"), ("OTEL_EXPORTER_OTLP_INSECURE", "true")], Some("http://c:4317")),
+        (&[(base, "http://c"), ("OTEL_SDK_DISABLED", "true")], None),
+        (&[(base, "http://c"), ("OTEL_TRACES_EXPORTER", "none")], None),
+    ];
+    for (pairs, expected) in table {
+        assert_eq!(read(pairs).0.otel.endpoint.as_deref(), expected, "{pairs:?}");
+    }
+}
+
+#[test]
+fn otel_details() {
+    let (knobs, _) = read(&[
+        ("OTEL_RESOURCE_ATTRIBUTES", "service.name=a,k8s.pod.name=b%2Fc"),
+        ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+        ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "1000"),
+        ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "2000"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "100"),
+    ]);
+    assert_eq!(knobs.otel.service_name, "a");
+    assert_eq!(knobs.otel.resource_attributes, [("k8s.pod.name".to_owned(), "b/c".to_owned())]);
+    assert_eq!(knobs.otel.sampler, TraceSampler { parent_based: true, ratio: 0.25 });
+    assert_eq!(knobs.otel.timeout, Duration::from_secs(2));
+    assert_eq!((knobs.otel.queue_size, knobs.otel.batch_size), (100, 100));
+    let (knobs, _) = read(&[("OTEL_RESOURCE_ATTRIBUTES", "service.name=a"), ("OTEL_SERVICE_NAME", "b")]);
+    assert_eq!((knobs.otel.service_name.as_str(), knobs.otel.resource_attributes.len()), ("b", 0));
+}
+
+#[test]
+fn the_table_shows_what_differs() {
+    let (_, report) = read(&[("TANDEM_MAX_STREAMS", "7"), ("AIBRIX_MIN_MATCH_PCT", "x")]);
+    let table = report.table();
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert!(lines.iter().any(|line| line.starts_with("TANDEM_MAX_STREAMS") && line.ends_with("7  (environment)")));
+    assert!(lines.iter().any(|line| line.ends_with("0  (default (bad value))")));
+    assert!(lines[2].ends_with("settings at their defaults"));
+}

@@ -1,0 +1,67 @@
+//! What an answer said about itself.
+
+use super::usage::UsageSum;
+use crate::request::scan::{JsonObject, decode_string, each_element};
+
+/// Event types after which a stream has nothing more to say: the end markers of the Messages and Responses APIs.
+const TERMINAL_TYPES: [&str; 4] = ["message_stop", "response.completed", "response.incomplete", "response.failed"];
+
+/// Everything found so far. All of it only ever grows, except that later usage replaces earlier.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Findings {
+    pub(super) usage: UsageSum,
+    pub(super) done: bool,
+    pub(super) error: bool,
+}
+
+impl Findings {
+    /// Takes in the event type (the `event:` line, or the `type` of the data).
+    pub(super) fn event_type(&mut self, name: &str) {
+        self.done |= TERMINAL_TYPES.contains(&name);
+        self.error |= name == "error" || name == "response.failed";
+    }
+
+    /// Takes in one JSON document; `false` when it is no JSON object.
+    pub(super) fn document(&mut self, bytes: &[u8]) -> bool {
+        let Ok(object) = JsonObject::parse(bytes) else { return false };
+        self.level(&object);
+        // The Responses API wraps the answer in `response`, Anthropic's first event in `message`.
+        for wrapper in ["response", "message"] {
+            if let Some(Ok(inner)) = object.get(wrapper).map(|value| JsonObject::parse(value.as_bytes())) {
+                self.level(&inner);
+            }
+        }
+        if let Some(name) = object.get("type").and_then(decode_string) {
+            self.event_type(&name);
+        }
+        // SGLang's flat error object.
+        self.error |= object.get("object") == Some("\"error\"");
+        true
+    }
+
+    fn level(&mut self, object: &JsonObject<'_>) {
+        if let Some(usage) = object.get_non_null("usage") {
+            self.usage.merge(usage);
+        }
+        self.error |= object.get_non_null("error").is_some();
+        self.error |= aborted(object);
+        // SGLang's native endpoint keeps its reason one level deeper.
+        if let Some(Ok(meta)) = object.get("meta_info").map(|value| JsonObject::parse(value.as_bytes())) {
+            self.error |= aborted(&meta);
+        }
+        if let Some(choices) = object.get("choices") {
+            // An array or not: what cannot be read says nothing.
+            let _ = each_element(choices, |choice| {
+                self.error |= JsonObject::parse(choice.as_bytes()).is_ok_and(|choice| aborted(&choice));
+                true
+            });
+        }
+    }
+}
+
+/// Whether `finish_reason` is `"abort"`, or an object of that type.
+fn aborted(object: &JsonObject<'_>) -> bool {
+    let Some(reason) = object.get_non_null("finish_reason") else { return false };
+    reason == "\"abort\""
+        || JsonObject::parse(reason.as_bytes()).is_ok_and(|reason| reason.get("type") == Some("\"abort\""))
+}

@@ -1,0 +1,107 @@
+//! The exposition, and the gauges that reflect the fleet at that moment.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Metrics;
+use crate::clock::Tick;
+use crate::telemetry::PodLabels;
+use crate::telemetry::names::Metric;
+
+/// One living pod.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodGauge {
+    /// Kubernetes namespace.
+    pub namespace: Arc<str>,
+    /// Pod name.
+    pub name: Arc<str>,
+    /// Prefill legs under way.
+    pub prefills: u64,
+    /// Requests handed over.
+    pub running: u64,
+    /// Requests whose prefill leg is under way.
+    pub pending: u64,
+    /// Time since its metrics were scraped.
+    pub metrics_age: Option<Duration>,
+}
+
+/// One model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelGauge {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its routable pods.
+    pub replicas: usize,
+}
+
+/// The fleet at the moment of an exposition.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FleetGauges {
+    /// Version of the snapshot.
+    pub snapshot_version: u64,
+    /// Its models.
+    pub models: Vec<ModelGauge>,
+    /// Its pods.
+    pub pods: Vec<PodGauge>,
+}
+
+impl Metrics {
+    /// A new snapshot is in place.
+    pub fn snapshot_stored(&self, now: Tick) {
+        self.snapshot_at.store(now.0, Ordering::Relaxed);
+    }
+
+    /// The text exposition of `/metrics`. Series of pods and models that `fleet` does not hold go: a request that
+    /// outlives its pod may bring the pod's series back, until the next exposition.
+    pub fn render(&self, fleet: &FleetGauges, now: Tick) -> String {
+        self.reflect(fleet, now);
+        let families = self.registry.gather();
+        prometheus::TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
+            tracing::error!(%error, "metrics cannot be written");
+            String::new()
+        })
+    }
+
+    /// Removes the series of a pod that left.
+    pub fn forget_pod(&self, pod: &PodLabels) {
+        self.retain_pods(|namespace, name| namespace != pod.namespace || name != pod.pod);
+    }
+
+    fn retain_pods(&self, keep: impl Fn(&str, &str) -> bool) {
+        for family in &self.families {
+            // Beside `pod`, the label `pod_name` of the reference gateway means this replica.
+            let name = if family.has_label("pod") { "pod" } else { "pod_name" };
+            family.retain(["namespace", name], &keep);
+        }
+    }
+
+    fn reflect(&self, fleet: &FleetGauges, now: Tick) {
+        let pods: HashSet<(&str, &str)> = fleet.pods.iter().map(|pod| (&*pod.namespace, &*pod.name)).collect();
+        // Requests without a pod have empty labels; those series stay.
+        self.retain_pods(|namespace, name| name.is_empty() || pods.contains(&(namespace, name)));
+        let models: HashSet<&str> = fleet.models.iter().map(|model| &*model.name).collect();
+        if let Some(replicas) = self.families.get(Metric::ModelReplicas as usize) {
+            replicas.retain(["model", "model"], |model, _| models.contains(model));
+        }
+        for model in &fleet.models {
+            self.series(Metric::ModelReplicas, &[&model.name]).set(model.replicas as u64);
+        }
+        for pod in &fleet.pods {
+            let labels = [&*pod.namespace, &*pod.name];
+            self.series(Metric::PodPrefills, &labels).set(pod.prefills);
+            self.series(Metric::PodRunning, &labels).set(pod.running);
+            self.series(Metric::PodPending, &labels).set(pod.pending);
+            if let Some(age) = pod.metrics_age {
+                self.series(Metric::PodMetricsAge, &labels).set_decimal(age.as_secs_f64());
+            }
+        }
+        self.series(Metric::SnapshotVersion, &[]).set(fleet.snapshot_version);
+        let stored = self.snapshot_at.load(Ordering::Relaxed);
+        let age = if stored == 0 { Duration::ZERO } else { now.since(Tick(stored)) };
+        self.series(Metric::SnapshotAge, &[]).set_decimal(age.as_secs_f64());
+        // The family's own overflow counter cannot be one of its series.
+        self.series(Metric::SeriesRejected, &[]).set(self.series_rejected.get());
+    }
+}

@@ -1,0 +1,218 @@
+//! Prometheus metrics.
+//!
+//! What it costs: a request that ends well updates about 15 series. Each is found by hashing its label values once, in
+//! a map that readers do not lock, and is an atomic addition. Nothing is allocated for a series that exists.
+//!
+//! What bounds it: label values are closed sets, or names of pods and models that the fleet knows. A model that it does
+//! not know has one fixed label. Series of pods that left go with the next exposition.
+
+mod docs;
+mod fleet;
+mod prefill;
+mod request;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+pub use docs::metrics_markdown;
+pub use fleet::{FleetGauges, ModelGauge, PodGauge};
+pub use prefill::{PrefillFailureClass, PrefillLeg, PrefillOutcome, PrefillStage};
+pub use request::InFlight;
+
+use super::PodLabels;
+use super::family::{Cell, Family, Registered};
+use super::names::Metric;
+
+/// The label of a model that the fleet does not know.
+const UNKNOWN_MODEL: &str = "_unknown";
+
+/// A bound on what this replica holds for its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Requests in flight.
+    Streams,
+    /// Bytes of request bodies.
+    BufferedBytes,
+}
+
+/// What became of the KV hand-off between the legs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handoff {
+    /// The prefill answer carried it, the decode request got it.
+    Relayed,
+    /// The prefill answer carried none.
+    Absent,
+    /// The prefill answer carried something that cannot be relayed.
+    Unusable,
+}
+
+impl Handoff {
+    /// The metric label, also `RequestRecord::handoff`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Handoff::Relayed => "relayed",
+            Handoff::Absent => "absent",
+            Handoff::Unusable => "unusable",
+        }
+    }
+}
+
+/// What the prefix index tells about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixIndexStats {
+    /// Blocks held.
+    pub entries: u64,
+    /// Memory, bytes.
+    pub bytes: u64,
+    /// Blocks evicted since the start.
+    pub evictions: u64,
+    /// Updates dropped since the start.
+    pub dropped_updates: u64,
+}
+
+/// All metrics of this replica, in a registry of its own.
+#[derive(Debug)]
+pub struct Metrics {
+    gateway_pod: Arc<str>,
+    ttft_threshold: Duration,
+    registry: prometheus::Registry,
+    /// In the order of [`Metric::ALL`].
+    families: Vec<Arc<Family>>,
+    /// When the snapshot was put in place, in ticks; 0 = never.
+    snapshot_at: AtomicU64,
+    series_rejected: Cell,
+}
+
+impl Metrics {
+    /// Registers everything. `gateway_pod` names this replica in the labels.
+    pub fn new(gateway_pod: &str) -> Metrics {
+        let gateway_pod: Arc<str> = gateway_pod.into();
+        let registry = prometheus::Registry::new();
+        let series_rejected = Cell::default();
+        let mut families = Vec::with_capacity(Metric::ALL.len());
+        for metric in Metric::ALL {
+            let family = Arc::new(Family::new(metric.definition(), &gateway_pod, &series_rejected));
+            let registered = Registered::new(&family).and_then(|registered| registry.register(Box::new(registered)));
+            if let Err(error) = registered {
+                tracing::error!(metric = metric.definition().name, %error, "metric cannot be exported");
+            }
+            families.push(family);
+        }
+        #[cfg(target_os = "linux")]
+        if let Err(error) = registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self())) {
+            tracing::error!(%error, "process metrics cannot be exported");
+        }
+        let metrics = Metrics {
+            gateway_pod,
+            ttft_threshold: Duration::from_secs(1),
+            registry,
+            families,
+            snapshot_at: AtomicU64::new(0),
+            series_rejected,
+        };
+        metrics.series(Metric::BuildInfo, &[env!("CARGO_PKG_VERSION")]).set(1);
+        // A counter that appears only when it first counts hides its first increase from `rate()`.
+        for metric in Metric::ALL {
+            if metric.definition().labels.iter().all(|label| *label == super::names::GATEWAY_POD) {
+                metrics.series(*metric, &[]);
+            }
+        }
+        metrics
+    }
+
+    /// Sets the border of `gateway_first_token_delay_over_1s_total` (1 s).
+    #[must_use]
+    pub fn with_ttft_threshold(mut self, threshold: Duration) -> Metrics {
+        self.ttft_threshold = threshold;
+        self
+    }
+
+    fn series(&self, metric: Metric, values: &[&str]) -> Cell {
+        // The families stand in the order of the enum, and all of them do.
+        self.families.get(metric as usize).map_or_else(Cell::default, |family| family.with(values))
+    }
+
+    fn count(&self, metric: Metric, values: &[&str], amount: u64) {
+        self.series(metric, values).add(amount);
+    }
+
+    fn pod_series(&self, metric: Metric, pod: &PodLabels) -> Cell {
+        self.series(
+            metric,
+            &[&pod.namespace, &pod.pod, &pod.model, &pod.engine_type, &pod.roleset, &pod.role, &pod.role_replica_index],
+        )
+    }
+
+    /// A PD pair was selected.
+    pub fn selected_pair(&self, prefill: &PodLabels, decode: &PodLabels) {
+        self.pod_series(Metric::SelectedPrefill, prefill).add(1);
+        self.pod_series(Metric::SelectedDecode, decode).add(1);
+    }
+
+    /// No pair could be selected for a request of this model.
+    pub fn selection_failed(&self, model: Option<&str>) {
+        let model = model.unwrap_or(UNKNOWN_MODEL);
+        self.count(Metric::PrefillFail, &[model, "pd-filter-prefill-decode-pods-fail", "400"], 1);
+    }
+
+    /// A selection decided again because another one was charged in between.
+    pub fn selection_conflict(&self) {
+        self.count(Metric::SelectionConflicts, &[], 1);
+    }
+
+    /// A selection charged without the check.
+    pub fn blind_commit(&self) {
+        self.count(Metric::BlindCommits, &[], 1);
+    }
+
+    /// A request was refused.
+    pub fn rejected(&self, limit: Limit) {
+        let limit = match limit {
+            Limit::Streams => "streams",
+            Limit::BufferedBytes => "buffered_bytes",
+        };
+        self.count(Metric::Rejected, &[limit], 1);
+    }
+
+    /// Bytes of request bodies held now.
+    pub fn set_buffered_bytes(&self, bytes: u64) {
+        self.series(Metric::BufferedBytes, &[]).set(bytes);
+    }
+
+    /// A scrape of this pod failed.
+    pub fn scrape_failed(&self, pod: &PodLabels) {
+        self.pod_series(Metric::EngineQueryFail, pod).add(1);
+    }
+
+    /// A scrape lacked a metric under all its names (R54). `metric` is our own name for it.
+    pub fn engine_metric_missing(&self, engine: &'static str, metric: &'static str) {
+        self.count(Metric::EngineMetricMissing, &[engine, metric], 1);
+    }
+
+    /// A panic was caught.
+    pub fn panic_caught(&self) {
+        self.count(Metric::Panics, &[], 1);
+    }
+
+    /// The state of the prefix index; called before an exposition.
+    pub fn set_prefix_index(&self, stats: PrefixIndexStats) {
+        self.series(Metric::PrefixEntries, &[]).set(stats.entries);
+        self.series(Metric::PrefixBytes, &[]).set(stats.bytes);
+        self.series(Metric::PrefixEvictions, &[]).set(stats.evictions);
+        self.series(Metric::PrefixDropped, &[]).set(stats.dropped_updates);
+    }
+
+    /// Settings and annotations that are not usable.
+    pub fn set_config_errors(&self, count: usize) {
+        self.series(Metric::ConfigErrors, &[]).set(count as u64);
+    }
+
+    /// Spans dropped since the start; called before an exposition.
+    pub fn set_spans_dropped(&self, count: u64) {
+        self.series(Metric::SpansDropped, &[]).set(count);
+    }
+}

@@ -1,0 +1,164 @@
+//! Every metric that this process exports: name, kind, labels, meaning. The only place that spells metric names.
+//!
+//! Names without the prefix `tandem_` are those of the reference gateway (its section 9), so that its dashboards and
+//! alerts go on working.
+
+/// What a metric's value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Only grows.
+    Counter,
+    /// A whole number that goes up and down.
+    Gauge,
+    /// A gauge with decimals.
+    Decimal,
+}
+
+/// One metric.
+#[derive(Debug)]
+pub(super) struct Definition {
+    /// Its name on the wire.
+    pub(super) name: &'static str,
+    /// Its kind.
+    pub(super) kind: Kind,
+    /// Its label names. [`GATEWAY_POD`] is filled in by the metrics themselves, the others by the caller in this order.
+    pub(super) labels: &'static [&'static str],
+    /// What it means.
+    pub(super) help: &'static str,
+}
+
+/// The label that names this replica.
+pub(super) const GATEWAY_POD: &str = "gateway_pod";
+
+/// The pod label set of the reference gateway.
+const POD: &[&str] =
+    &[GATEWAY_POD, "namespace", "pod", "model", "engine_type", "roleset", "role", "role_replica_index"];
+const REPLICA: &[&str] = &[GATEWAY_POD];
+const MODEL: &[&str] = &[GATEWAY_POD, "model"];
+const MODEL_BUCKET: &[&str] = &[GATEWAY_POD, "model", "bucket"];
+const MODEL_STATUS: &[&str] = &[GATEWAY_POD, "model", "status", "status_code"];
+const POD_NAME: &[&str] = &["namespace", "pod_name"];
+
+macro_rules! metrics {
+    ($($id:ident $name:literal $kind:ident $labels:expr, $help:literal;)*) => {
+        /// Names a metric inside the house.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Metric { $(#[doc = $help] $id,)* }
+
+        impl Metric {
+            /// Every metric, in the order of `docs/metrics.md`.
+            pub(super) const ALL: &'static [Metric] = &[$(Metric::$id,)*];
+
+            /// Its definition.
+            pub(super) fn definition(self) -> &'static Definition {
+                match self {
+                    $(Metric::$id => {
+                        const DEFINITION: Definition =
+                            Definition { name: $name, kind: Kind::$kind, labels: $labels, help: $help };
+                        &DEFINITION
+                    })*
+                }
+            }
+        }
+    };
+}
+
+metrics! {
+    RequestTotal "gateway_request_total" Counter
+        &[GATEWAY_POD, "pod_name", "namespace", "pod", "model", "engine_type", "roleset", "role", "role_replica_index"],
+        "Requests that ended. `pod_name` is this replica, the other labels are those of the decode, combined or only pod; empty when no pod was chosen.";
+    InFlight "gateway_in_flight_requests" Gauge REPLICA,
+        "Requests between their first byte and their end.";
+    ModelInFlight "gateway_model_in_flight_requests" Gauge MODEL,
+        "The same, per model.";
+    ModelSuccess "gateway_request_model_success_total" Counter
+        &[GATEWAY_POD, "model", "pod_name", "status", "status_code"],
+        "Requests whose client got a complete 2xx answer. `pod_name` is this replica.";
+    ModelFail "gateway_request_model_fail_total" Counter
+        &[GATEWAY_POD, "model", "pod_name", "status", "status_code"],
+        "All other requests. `status` is the reason, `status_code` what the client saw (499: it left). `pod_name` is this replica.";
+    PromptTokenBucket "gateway_prompt_token_bucket_total" Counter MODEL_BUCKET,
+        "Requests by prompt tokens, as the engine reports them.";
+    CompletionTokenBucket "gateway_completion_token_bucket_total" Counter MODEL_BUCKET,
+        "Requests by completion tokens, as the engine reports them.";
+    InputTokens "gateway_input_tokens_total" Counter MODEL,
+        "Prompt tokens, as the engine reports them.";
+    OutputTokens "gateway_output_tokens_total" Counter MODEL,
+        "Completion tokens, as the engine reports them.";
+    RequestsWithUsage "gateway_requests_with_usage_total" Counter &[GATEWAY_POD, "model", "has_usage"],
+        "Successful requests whose answer did (`true`) or did not (`false`) report token usage.";
+    RoutingTime "gateway_routing_time_bucket_total" Counter MODEL_BUCKET,
+        "Successful requests by time from their head to the start of the prefill leg, or to the choice of the only pod.";
+    PrefillTime "gateway_prefill_time_bucket_total" Counter MODEL_BUCKET,
+        "Successful requests by duration of the prefill leg.";
+    KvTransferTime "gateway_kv_transfer_time_bucket_total" Counter MODEL_BUCKET,
+        "Successful requests by time from the end of the prefill leg to the first answer chunk.";
+    Ttft "gateway_ttft_bucket_total" Counter MODEL_BUCKET,
+        "Successful requests by time from their head to the first answer chunk (not streamed: to the last).";
+    Tpot "gateway_tpot_bucket_total" Counter MODEL_BUCKET,
+        "Successful streamed requests by decode time per completion token.";
+    DecodeTime "gateway_decode_time_bucket_total" Counter MODEL_BUCKET,
+        "Successful requests by time from the first to the last answer chunk (not streamed: from the hand-over).";
+    TotalTime "gateway_total_time_bucket_total" Counter MODEL_BUCKET,
+        "Successful requests by time from their head to their end.";
+    SlowFirstToken "gateway_first_token_delay_over_1s_total" Counter MODEL,
+        "Successful requests whose first token took longer than `AIBRIX_TTFT_THRESHOLD_S`.";
+    PrefillSuccess "gateway_prefill_request_success_total" Counter MODEL_STATUS,
+        "Prefill legs that ended well.";
+    PrefillFail "gateway_prefill_request_fail_total" Counter MODEL_STATUS,
+        "Prefill legs that failed, once by HTTP result and once as `pd-do-prefill-request-error`; and selections without a pair (`pd-filter-prefill-decode-pods-fail`).";
+    PrefillOutstanding "gateway_prefill_outstanding_requests" Gauge REPLICA,
+        "Prefill legs under way.";
+    SelectedPrefill "pd_selected_prefill_pod_total" Counter POD,
+        "Pairs by chosen prefill pod.";
+    SelectedDecode "pd_selected_decode_pod_total" Counter POD,
+        "Pairs by chosen decode pod.";
+    PdPrefillFailure "gateway_pd_prefill_failure_total" Counter &["class", "stage"],
+        "Failed prefill legs by class, and by whether the decode pod had begun to answer.";
+    ModelReplicas "model_replicas" Gauge &["model"],
+        "Routable pods per model.";
+    EngineQueryFail "llm_engine_metrics_query_fail" Counter POD,
+        "Scrapes of a pod's engine metrics that failed.";
+    Handoff "tandem_handoff_total" Counter &["outcome"],
+        "What became of the KV hand-off between the legs: `relayed`, `absent` from the prefill answer, or `unusable`.";
+    SelectionConflicts "tandem_selection_conflicts_total" Counter &[],
+        "Selections that decided again because another request was charged in between.";
+    BlindCommits "tandem_selection_blind_commits_total" Counter &[],
+        "Selections that lost so often that they charged without the check.";
+    PrefixEntries "tandem_prefix_index_entries" Gauge &[],
+        "Blocks in the prefix index.";
+    PrefixBytes "tandem_prefix_index_bytes" Gauge &[],
+        "Memory of the prefix index.";
+    PrefixEvictions "tandem_prefix_index_evictions_total" Counter &[],
+        "Blocks that left the prefix index for lack of memory or use.";
+    PrefixDropped "tandem_prefix_index_dropped_updates_total" Counter &[],
+        "Updates of the prefix index that found its queue full.";
+    SnapshotVersion "tandem_snapshot_version" Gauge &[],
+        "Version of the fleet snapshot in use; 0 before the first.";
+    SnapshotAge "tandem_snapshot_age_seconds" Decimal &[],
+        "Time since that snapshot was put in place.";
+    ConfigErrors "tandem_config_errors" Gauge &[],
+        "Settings that kept their default because the value is not usable, and problems of the pods' manifests.";
+    Rejected "tandem_rejected_total" Counter &["limit"],
+        "Requests refused because this replica holds too many `streams` or `buffered_bytes`.";
+    BufferedBytes "tandem_buffered_bytes" Gauge &[],
+        "Bytes of request bodies held.";
+    EngineMetricMissing "tandem_engine_metric_missing_total" Counter &["engine", "metric"],
+        "Scrapes that were answered without a metric that routing needs, under any of its known names.";
+    Panics "tandem_panics_caught_total" Counter &[],
+        "Panics caught at the border of a request or a background task: defects, please report.";
+    SpansDropped "tandem_spans_dropped_total" Counter &[],
+        "Spans that found the export queue full, or whose export failed.";
+    SeriesRejected "tandem_metric_series_rejected_total" Counter &[],
+        "Samples that were not kept because their metric has too many series.";
+    BuildInfo "tandem_build_info" Gauge &["version"],
+        "Always 1.";
+    PodPrefills "tandem_pod_prefill_outstanding" Gauge POD_NAME,
+        "Prefill legs that this replica has under way, per pod.";
+    PodRunning "tandem_pod_decode_running" Gauge POD_NAME,
+        "Requests that this replica has handed over to the pod and that have not ended.";
+    PodPending "tandem_pod_decode_pending" Gauge POD_NAME,
+        "Requests charged to the pod whose prefill leg is under way.";
+    PodMetricsAge "tandem_pod_metrics_age_seconds" Decimal POD_NAME,
+        "Time since the pod's engine metrics were scraped; absent while they never were.";
+}
