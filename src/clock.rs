@@ -16,6 +16,7 @@ impl Tick {
     }
 
     /// The point `after` later, saturating at the end of time.
+    #[must_use]
     pub fn plus(self, after: Duration) -> Tick {
         Tick(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
     }
@@ -60,6 +61,7 @@ impl Clock {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "compares with the clock underneath")]
 mod tests {
     use super::*;
 

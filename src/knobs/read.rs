@@ -215,12 +215,7 @@ impl Knobs {
                 parse::seconds_or_zero,
                 secs,
             ),
-            timeout: reader.value(
-                "TANDEM_DRAIN_TIMEOUT_SECONDS",
-                Duration::from_secs(300),
-                parse::seconds_or_zero,
-                secs,
-            ),
+            timeout: reader.value("TANDEM_DRAIN_TIMEOUT_SECONDS", Duration::from_mins(5), parse::seconds_or_zero, secs),
         };
         let scrape = read_scrape(&mut reader);
         let prefix = read_prefix(&mut reader);
@@ -386,7 +381,7 @@ fn read_prefix(reader: &mut Reader<'_>) -> PrefixKnobs {
         max_blocks: reader.optional("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", parse::positive_size, usize::to_string),
         max_idle: reader.value(
             "AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS",
-            Duration::from_secs(20 * 60),
+            Duration::from_mins(20),
             parse::minutes,
             |duration| (duration.as_secs() / 60).to_string(),
         ),

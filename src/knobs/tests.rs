@@ -70,7 +70,7 @@ fn defaults_equal_the_documented_fields() {
     assert_eq!(knobs.otel.service_name, "aibrix-gateway-plugin");
     assert_eq!(knobs.limits.max_body_bytes, 64 << 20);
     assert_eq!(knobs.scrape.interval, Duration::from_millis(50));
-    assert_eq!(knobs.prefix.max_idle, Duration::from_secs(1200));
+    assert_eq!(knobs.prefix.max_idle, Duration::from_mins(20));
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn good_values_are_taken() {
     assert_eq!(report.warnings, Vec::<String>::new());
     assert_eq!(knobs.gateway_pod, "gw-1");
     assert_eq!(knobs.routing_algorithm.as_deref(), Some("pd"));
-    assert_eq!(knobs.pd.prefill_request_timeout, Duration::from_secs(60));
+    assert_eq!(knobs.pd.prefill_request_timeout, Duration::from_mins(1));
     assert_eq!(knobs.pd.prefill_policy, PrefillPolicy::LeastRequest);
     assert_eq!(knobs.pd.decode_policy, DecodePolicy::LeastRequest);
     assert!(knobs.pd.prompt_length_bucketing);
@@ -237,10 +237,10 @@ fn strategies_are_those_of_routing() {
 
 #[test]
 fn the_otlp_endpoint_is_resolved() {
+    type Case<'a> = (&'a [(&'a str, &'a str)], Option<&'a str>);
     let base = "OTEL_EXPORTER_OTLP_ENDPOINT";
     let traces = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
     let http = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http");
-    type Case<'a> = (&'a [(&'a str, &'a str)], Option<&'a str>);
     let table: [Case<'_>; 9] = [
         (&[], None),
         (&[http], None),

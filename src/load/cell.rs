@@ -30,6 +30,19 @@ pub struct LoadView {
     pub completed: u64,
 }
 
+impl LoadView {
+    /// Decode requests this replica has outstanding here: pending plus running.
+    pub fn decodes(&self) -> u64 {
+        self.pending.saturating_add(self.running)
+    }
+
+    /// Everything this replica has outstanding here, prefill legs included.
+    pub fn in_flight(&self) -> u64 {
+        self.prefills.saturating_add(self.decodes())
+    }
+}
+
+/// `running` is the low half of the word; 2^32 requests in flight on one pod do not exist.
 const RUNNING_MASK: u64 = u32::MAX as u64;
 const ONE_PENDING: u64 = 1 << 32;
 
@@ -56,6 +69,11 @@ impl PrefillCharge {
         pod.load.prefills.fetch_add(1, Ordering::AcqRel);
         PrefillCharge(Arc::clone(pod))
     }
+
+    /// The incarnation that was charged.
+    pub fn pod(&self) -> &Arc<PodState> {
+        &self.0
+    }
 }
 
 impl Drop for PrefillCharge {
@@ -78,11 +96,16 @@ impl DecodeCharge {
         DecodeCharge { pod: Arc::clone(pod), handed_over: false }
     }
 
-    /// The request goes to the decode pod now: pending becomes running.
+    /// The incarnation that was charged.
+    pub fn pod(&self) -> &Arc<PodState> {
+        &self.pod
+    }
+
+    /// The request goes to the decode pod now: pending becomes running. Doing it again changes nothing.
     pub fn hand_over(&mut self) {
         if !self.handed_over {
             self.handed_over = true;
-            // One atomic step: minus one pending, plus one running.
+            // One atomic step: minus one pending, plus one running. No reader sees the request nowhere or twice.
             self.pod.load.decodes.fetch_sub(ONE_PENDING - 1, Ordering::AcqRel);
         }
     }

@@ -5,6 +5,8 @@
 
 mod cell;
 mod commit;
+#[cfg(test)]
+mod tests;
 
 pub use cell::{DecodeCharge, LoadCell, LoadView, PrefillCharge};
 pub use commit::{Commit, CommitToken};

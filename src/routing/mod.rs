@@ -1,7 +1,26 @@
 //! Where a request goes: a pure pipeline over (snapshot, request, knobs, loads, seed).
 //!
-//! Order of the steps (the document's "Pod Selection Algorithm"): eligibility → buckets → combined → prefill fast
-//! path → decode fast path → prefill scores → decode scores → pair. One file per policy.
+//! Order of the steps (the PD document's "Pod Selection Algorithm"): eligibility → buckets → combined → prefill fast
+//! path → decode fast path → prefill scores → decode scores → pair. One file per step or policy.
+//!
+//! Promises: the same arguments give the same decision; no signal of an engine, however broken, can make a score that
+//! is not a number or leave a request without a target while there is one; a pair always shares a roleset.
+
+mod bucket;
+mod cascade;
+mod combined;
+mod decode;
+mod eligibility;
+mod least;
+mod pair;
+mod plain;
+mod prefill;
+mod unsplittable;
+
+#[cfg(test)]
+mod fixtures;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +84,7 @@ pub enum Splittable {
 }
 
 /// What routing looks at in a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct RequestFacts<'a> {
     /// Prompt length for buckets.
     pub length: PromptLength,
@@ -144,6 +163,23 @@ pub enum DecodeFastPath {
     DrainScore,
 }
 
+/// How the winner of a `pd` selection was scored; lower is better.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// The prefill pod's score by the prefill policy (step 3); `None` without a prefill pod.
+    pub prefill: Option<f64>,
+    /// The decode pod's score by the decode policy (step 4), or its drain or in-flight score when it is a single pod.
+    pub decode: Option<f64>,
+    /// The pair's final score (step 5).
+    pub total: Option<f64>,
+    /// Outstanding prefill legs of the prefill pod before this request.
+    pub prefill_count: u64,
+    /// Decode requests of the chosen pod before this request: ours, plus other gateways' when its metrics are fresh.
+    pub decode_count: f64,
+    /// True when the decode pod had no fresh metrics while a sibling had, so that its score is the cold-start score.
+    pub cold_start: bool,
+}
+
 /// A selection that explains itself.
 #[derive(Clone, Debug)]
 pub struct Decision {
@@ -157,8 +193,11 @@ pub struct Decision {
     pub fast_paths: FastPaths,
     /// Prefix match of the chosen prefill pod, percent, when a policy looked.
     pub prefix_match_pct: Option<u8>,
-    /// Pods that were candidates for the (prefill, decode) side.
+    /// Pods that were candidates for the (prefill, decode) side after bucketing, before any fast path. A single pod
+    /// counts on the decode side.
     pub candidates: (usize, usize),
+    /// How the winner was scored.
+    pub scores: Scores,
 }
 
 /// The guards of one request's charges.
@@ -168,6 +207,10 @@ pub struct Charges {
     pub prefill: Option<PrefillCharge>,
     /// The decode or combined pod.
     pub decode: DecodeCharge,
+    /// How often another selection of the model committed first, so that this one decided again.
+    pub conflicts: u32,
+    /// True when it was charged without the check, after too many conflicts.
+    pub blind: bool,
 }
 
 /// No target. Every variant is a 503 whose text says what is missing (reference section 4.1).
@@ -204,30 +247,55 @@ pub enum RoutingError {
     },
 }
 
+/// Conflicts after which a selection charges without the check. Each conflict means that somebody else got through.
+const MAX_CONFLICTS: u32 = 64;
+
 /// Selects without charging: a pure function of its arguments.
 pub fn select(
-    _model: &Model,
-    _request: &RequestFacts<'_>,
-    _strategy: Strategy,
-    _knobs: &PdKnobs,
-    _context: Context<'_>,
+    model: &Model,
+    request: &RequestFacts<'_>,
+    strategy: Strategy,
+    knobs: &PdKnobs,
+    context: Context<'_>,
 ) -> Result<Decision, RoutingError> {
-    Err(RoutingError::NoPods)
+    let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
+    let matches = prefill::Matches::look_up(model, &pool, request, knobs, context.prefix);
+    cascade::decide(model, &pool, &matches, strategy, knobs, context)
 }
 
-/// Selects and charges in one step: concurrent selections see each other's charges (design section 2).
+/// Selects and charges in one step: concurrent selections see each other's charges. What does not depend on loads
+/// (eligible pods, prefix matches) is computed once, also when the decision has to be made again.
 pub fn select_and_charge(
-    _model: &Model,
-    _request: &RequestFacts<'_>,
-    _strategy: Strategy,
-    _knobs: &PdKnobs,
-    _context: Context<'_>,
+    model: &Model,
+    request: &RequestFacts<'_>,
+    strategy: Strategy,
+    knobs: &PdKnobs,
+    context: Context<'_>,
 ) -> Result<(Decision, Charges), RoutingError> {
-    Err(RoutingError::NoPods)
+    let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
+    let matches = prefill::Matches::look_up(model, &pool, request, knobs, context.prefix);
+    let decide = || cascade::decide(model, &pool, &matches, strategy, knobs, context);
+    let mut conflicts = 0;
+    while conflicts < MAX_CONFLICTS {
+        let Some(token) = model.commit.begin() else { break };
+        let decision = decide()?;
+        match model.commit.try_commit(token, || charge(&decision)) {
+            Some((prefill, decode)) => return Ok((decision, Charges { prefill, decode, conflicts, blind: false })),
+            None => conflicts += 1,
+        }
+    }
+    let decision = decide()?;
+    let (prefill, decode) = model.commit.charge_blind(|| charge(&decision));
+    Ok((decision, Charges { prefill, decode, conflicts, blind: true }))
 }
 
-/// The largest finite prompt-length bound any routable pod of the model declares for this profile: counting further
-/// than this decides nothing. `None` when no bound is finite.
-pub fn largest_bound(_model: &Model, _profile: Option<&str>) -> Option<u64> {
-    None
+fn charge(decision: &Decision) -> (Option<PrefillCharge>, DecodeCharge) {
+    match &decision.target {
+        Target::Pair { prefill, decode } => {
+            (Some(PrefillCharge::open(&prefill.state)), DecodeCharge::open(&decode.state))
+        }
+        Target::Single { pod, .. } => (None, DecodeCharge::open(&pod.state)),
+    }
 }
+
+pub use bucket::largest_bound;

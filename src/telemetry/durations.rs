@@ -61,10 +61,12 @@ pub(super) fn millis(duration: Option<Duration>) -> Option<f64> {
 mod tests {
     use super::*;
 
+    #[allow(clippy::unnecessary_wraps, reason = "moments are optional")]
     fn at(millis: u64) -> Option<Tick> {
         Some(Tick::from_millis(millis))
     }
 
+    #[allow(clippy::unnecessary_wraps, reason = "durations are optional")]
     fn ms(millis: u64) -> Option<Duration> {
         Some(Duration::from_millis(millis))
     }

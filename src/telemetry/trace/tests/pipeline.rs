@@ -146,8 +146,10 @@ async fn spans_arrive_over_http() {
     assert_eq!(dropped(), 0);
 }
 
+type Exports = Vec<(Option<String>, ExportTraceServiceRequest)>;
+
 #[derive(Clone, Default)]
-struct GrpcSink(Arc<Mutex<Vec<(Option<String>, ExportTraceServiceRequest)>>>);
+struct GrpcSink(Arc<Mutex<Exports>>);
 
 #[tonic::async_trait]
 impl TraceService for GrpcSink {

@@ -1,0 +1,125 @@
+//! The steps in their order, for one look at the loads.
+
+use std::sync::Arc;
+
+use super::eligibility::{Candidate, Pool};
+use super::least::Least;
+use super::{
+    Context, Decision, FastPaths, RoutingError, Scores, SingleReason, Strategy, Target, combined, decode, pair, plain,
+    prefill, unsplittable,
+};
+use crate::fleet::{Model, Pod};
+use crate::knobs::PdKnobs;
+use crate::rng::Rng;
+
+/// Decides on the loads as they are now.
+pub(super) fn decide(
+    model: &Model,
+    pool: &Pool<'_>,
+    matches: &prefill::Matches,
+    strategy: Strategy,
+    knobs: &PdKnobs,
+    context: Context<'_>,
+) -> Result<Decision, RoutingError> {
+    let mut rng = Rng::new(context.seed);
+    let single = |pod: &Arc<Pod>, reason, candidates, scores, fast_paths| Decision {
+        target: Target::Single { pod: Arc::clone(pod), reason },
+        strategy,
+        policies: (strategy == Strategy::Pd).then_some((knobs.prefill_policy, knobs.decode_policy)),
+        fast_paths,
+        prefix_match_pct: None,
+        candidates: (0, candidates),
+        scores,
+    };
+    let decision = match pool {
+        Pool::Any(pods) => plain::pick(pods, strategy, context, &mut rng).map(|(pod, count)| {
+            let scores = Scores { decode: count, decode_count: count.unwrap_or(0.0), ..Scores::default() };
+            single(pod, SingleReason::Strategy, pods.len(), scores, FastPaths::default())
+        }),
+        Pool::Combined(pods, reason @ SingleReason::CombinedUnsplittable) => {
+            plain::least_request(pods.iter().copied(), context, &mut rng).map(|(pod, count)| {
+                let scores = Scores { decode: Some(count), decode_count: count, ..Scores::default() };
+                single(pod, *reason, pods.len(), scores, FastPaths::default())
+            })
+        }
+        Pool::Combined(pods, reason) => combined::any(pods, &mut rng).map(|pod| {
+            let scores = Scores { decode_count: plain::in_flight(pod, context), ..Scores::default() };
+            single(pod, *reason, pods.len(), scores, FastPaths::default())
+        }),
+        Pool::DecodeOnly(decodes) => unsplittable::decode_only(decodes, knobs, context, &mut rng)
+            .map(|(pod, scores, fast_paths)| single(pod, SingleReason::DecodeOnly, decodes.len(), scores, fast_paths)),
+        Pool::Pairs { prefills, decodes, combined } => {
+            if let Some((pod, score)) = combined::idle_instead_of_loaded(combined, prefills, decodes, context, &mut rng)
+            {
+                let count = plain::in_flight(pod, context);
+                let scores = Scores { decode: Some(score), decode_count: count, ..Scores::default() };
+                Some(single(pod, SingleReason::CombinedIdle, combined.len(), scores, FastPaths::default()))
+            } else {
+                pick_pair(model, prefills, decodes, matches, knobs, context, &mut rng)
+            }
+        }
+    };
+    // Every list is checked not to be empty when it is gathered, so there is always somebody; if that ever breaks,
+    // "no pods" is the truth about an empty list.
+    decision.ok_or(RoutingError::NoPods)
+}
+
+fn pick_pair(
+    model: &Model,
+    prefills: &[Candidate<'_>],
+    decodes: &[Candidate<'_>],
+    matches: &prefill::Matches,
+    knobs: &PdKnobs,
+    context: Context<'_>,
+    rng: &mut Rng,
+) -> Option<Decision> {
+    let rolesets = model.rolesets.len();
+    let counts: Vec<u64> = prefills.iter().map(|candidate| candidate.pod.state.load.view().prefills).collect();
+    let facts = decode::Facts::read_all(decodes, context);
+    let mut prefill_ids: Vec<usize> = (0..prefills.len()).collect();
+    let mut decode_ids: Vec<usize> = (0..decodes.len()).collect();
+    let mut fast_paths = FastPaths::default();
+
+    let decode_load = decode::load_per_roleset(decodes, &facts, rolesets);
+    if let Some(id) = prefill::fast_path(prefills, &counts, matches, &decode_load, knobs, rng) {
+        fast_paths.prefill_spread = true;
+        let roleset = prefills.get(id)?.roleset;
+        prefill_ids = vec![id];
+        decode_ids.retain(|id| decodes.get(*id).is_some_and(|decode| decode.roleset == roleset));
+    }
+    if let Some((id, check)) = decode::fast_path(&facts, &decode_ids, knobs, rng) {
+        fast_paths.decode = Some(check);
+        let roleset = decodes.get(id)?.roleset;
+        decode_ids = vec![id];
+        // After step 1 this changes nothing: step 2 saw only that roleset. So both can fire and still agree.
+        prefill_ids.retain(|id| prefills.get(*id).is_some_and(|prefill| prefill.roleset == roleset));
+    }
+
+    let prefill_scored = prefill::score(prefills, &counts, &prefill_ids, matches, knobs, rolesets, rng);
+    let decode_scored = decode::score(&facts, &decode_ids, knobs);
+    let mut decode_best = vec![Least::default(); rolesets];
+    for (id, score) in decode_ids.iter().zip(&decode_scored.scores) {
+        if let Some(best) = decodes.get(*id).and_then(|candidate| decode_best.get_mut(candidate.roleset)) {
+            best.offer(*score, *id, rng);
+        }
+    }
+    let winner = pair::best(&prefill_scored.best, prefill_scored.max, &decode_best, decode_scored.max, rng)?;
+    let (prefill, decode) = (prefills.get(winner.prefill)?, decodes.get(winner.decode)?);
+    let decode_facts = facts.get(winner.decode)?;
+    Some(Decision {
+        target: Target::Pair { prefill: Arc::clone(prefill.pod), decode: Arc::clone(decode.pod) },
+        strategy: Strategy::Pd,
+        policies: Some((knobs.prefill_policy, knobs.decode_policy)),
+        fast_paths,
+        prefix_match_pct: matches.raw(winner.prefill),
+        candidates: (prefills.len(), decodes.len()),
+        scores: Scores {
+            prefill: Some(winner.prefill_score),
+            decode: Some(winner.decode_score),
+            total: Some(winner.total),
+            prefill_count: counts.get(winner.prefill).copied()?,
+            decode_count: decode_facts.count,
+            cold_start: decode_scored.any_fresh && !decode_facts.fresh,
+        },
+    })
+}

@@ -1,0 +1,133 @@
+//! The decode side: what is known about each pod, fast path (step 2), scores (step 4).
+//!
+//! A pod "has realtime metrics" when its scraped signals are fresh. Its count is our own pending and running requests,
+//! plus other gateways' running requests while the signals are fresh. A pod without fresh signals is *cold*: it takes no
+//! part in the spreads, and scores by the cold-start rule as soon as one sibling is fresh.
+
+mod fast_path;
+mod least_request;
+mod load_balancing;
+mod score;
+
+pub(super) use fast_path::fast_path;
+pub(super) use score::score;
+
+use super::Context;
+use super::eligibility::Candidate;
+use crate::fleet::Pod;
+
+/// No engine reports more of anything; larger values are cut here, so that sums and ratios stay finite.
+const CEILING: f64 = 1e12;
+/// Free share of a pod whose KV cache is full, percent: never zero, because it divides.
+const FULL: f64 = 0.1;
+
+/// A number that an engine reported, if it is one.
+fn known(value: Option<f64>) -> Option<f64> {
+    value.filter(|value| value.is_finite() && *value >= 0.0).map(|value| value.min(CEILING))
+}
+
+/// What decisions look at in a decode pod.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Facts {
+    /// Our own pending and running requests.
+    pub(super) own: f64,
+    /// `own`, plus other gateways' running requests when fresh.
+    pub(super) count: f64,
+    /// Signals are fresh.
+    pub(super) fresh: bool,
+    /// Generated tokens per second.
+    pub(super) throughput: Option<f64>,
+    /// Requests completed per second.
+    pub(super) drain: Option<f64>,
+    /// Free KV cache, whole percent, [`FULL`] at least; 100 when unknown.
+    pub(super) free: f64,
+}
+
+/// Other gateways' running requests on a pod; 0 when not known.
+pub(super) fn foreign(pod: &Pod, context: Context<'_>) -> f64 {
+    let signals = pod.state.signals.load();
+    if signals.fresh(context.now, context.max_metric_age) {
+        known(Some(signals.foreign_running)).unwrap_or(0.0)
+    } else {
+        0.0
+    }
+}
+
+impl Facts {
+    /// Reads one pod.
+    pub(super) fn read(pod: &Pod, context: Context<'_>) -> Facts {
+        let own = pod.state.load.view().decodes() as f64;
+        let signals = pod.state.signals.load();
+        if !signals.fresh(context.now, context.max_metric_age) {
+            return Facts { own, count: own, fresh: false, throughput: None, drain: None, free: 100.0 };
+        }
+        Facts {
+            own,
+            count: own + known(Some(signals.foreign_running)).unwrap_or(0.0),
+            fresh: true,
+            throughput: known(signals.generation_tps),
+            drain: known(signals.drain_rate),
+            free: known(signals.kv_usage).map_or(100.0, free_percent),
+        }
+    }
+
+    /// Reads all candidates, in their order.
+    pub(super) fn read_all(candidates: &[Candidate<'_>], context: Context<'_>) -> Vec<Facts> {
+        candidates.iter().map(|candidate| Facts::read(candidate.pod, context)).collect()
+    }
+}
+
+/// `round(100 − 100·usage)`, half away from zero; nothing left → [`FULL`].
+fn free_percent(usage: f64) -> f64 {
+    let free = (100.0 - 100.0 * usage).round();
+    if free > 0.0 { free } else { FULL }
+}
+
+/// Decode requests per decode pod of each roleset.
+pub(super) fn load_per_roleset(candidates: &[Candidate<'_>], facts: &[Facts], rolesets: usize) -> Vec<f64> {
+    let mut sums = vec![(0.0, 0u32); rolesets];
+    for (candidate, facts) in candidates.iter().zip(facts) {
+        if let Some((count, pods)) = sums.get_mut(candidate.roleset) {
+            *count += facts.count;
+            *pods += 1;
+        }
+    }
+    sums.into_iter().map(|(count, pods)| count / f64::from(pods.max(1))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_cache_is_whole_percent_and_never_zero() {
+        for (usage, expected) in [
+            (0.0, 100.0),
+            (0.004, 100.0),
+            (0.005, 100.0),
+            (0.006, 99.0),
+            (0.5, 50.0),
+            (0.994, 1.0),
+            (0.996, 0.1),
+            (1.0, 0.1),
+            (7.0, 0.1),
+        ] {
+            assert_eq!(free_percent(usage), expected, "{usage}");
+        }
+    }
+
+    #[test]
+    fn only_numbers_are_known() {
+        for (value, expected) in [
+            (None, None),
+            (Some(f64::NAN), None),
+            (Some(f64::INFINITY), None),
+            (Some(-1.0), None),
+            (Some(0.0), Some(0.0)),
+            (Some(3.5), Some(3.5)),
+            (Some(1e300), Some(CEILING)),
+        ] {
+            assert_eq!(known(value), expected, "{value:?}");
+        }
+    }
+}

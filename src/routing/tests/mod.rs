@@ -1,0 +1,5 @@
+//! The cascade as a whole.
+
+mod properties;
+mod reports;
+mod steps;

@@ -1,0 +1,277 @@
+//! What holds for every fleet, every load and every signal.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::strategy::Strategy as Generator;
+
+use super::super::fixtures::*;
+use super::super::*;
+use crate::fleet::{Role, Signals};
+use crate::load::{DecodeCharge, PrefillCharge};
+use crate::prefix::PrefixUpdate;
+
+fn wild() -> impl Generator<Value = f64> {
+    prop_oneof![
+        Just(0.0),
+        Just(-1.0),
+        Just(f64::NAN),
+        Just(f64::INFINITY),
+        Just(f64::NEG_INFINITY),
+        Just(f64::MAX),
+        Just(f64::MIN_POSITIVE),
+        0.0f64..100.0,
+        0.0f64..1.0,
+    ]
+}
+
+fn signals() -> impl Generator<Value = Signals> {
+    let maybe = || proptest::option::of(wild());
+    (proptest::option::of(Just(NOW)), maybe(), maybe(), maybe(), maybe(), maybe(), maybe(), wild()).prop_map(
+        |(at, running, waiting, prealloc, kv_usage, generation_tps, drain_rate, foreign_running)| Signals {
+            at,
+            running,
+            waiting,
+            decode_prealloc_queue: prealloc,
+            kv_usage,
+            generation_tps,
+            drain_rate,
+            foreign_running,
+            ..Signals::unknown()
+        },
+    )
+}
+
+#[derive(Clone, Debug)]
+struct Load {
+    signals: Signals,
+    charges: usize,
+    holds: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Scene {
+    rolesets: Vec<(usize, usize)>,
+    combined: usize,
+    loads: Vec<Load>,
+    knobs: PdKnobs,
+    splittable: Splittable,
+    strategy: super::super::Strategy,
+    seed: u64,
+}
+
+fn scene() -> impl Generator<Value = Scene> {
+    let load =
+        (signals(), 0usize..40, 0usize..=10).prop_map(|(signals, charges, holds)| Load { signals, charges, holds });
+    let knobs = (any::<bool>(), any::<bool>(), any::<bool>(), 0u8..=100, wild(), wild(), wild()).prop_map(
+        |(bucketing, cached, balanced, gate, running, throughput, factor)| PdKnobs {
+            prompt_length_bucketing: bucketing,
+            prefill_policy: if cached { PrefillPolicy::PrefixCache } else { PrefillPolicy::LeastRequest },
+            decode_policy: if balanced { DecodePolicy::LoadBalancing } else { DecodePolicy::LeastRequest },
+            min_match_pct: gate,
+            decode_weight_running: running,
+            decode_weight_throughput: throughput,
+            standard_deviation_factor: factor,
+            ..PdKnobs::default()
+        },
+    );
+    let strategy = prop_oneof![
+        6 => Just(super::super::Strategy::Pd),
+        1 => Just(super::super::Strategy::Random),
+        1 => Just(super::super::Strategy::LeastRequest),
+    ];
+    (
+        proptest::collection::vec((0usize..4, 0usize..4), 0..5),
+        0usize..3,
+        proptest::collection::vec(load, 40),
+        knobs,
+        prop_oneof![4 => Just(Splittable::Yes), 1 => Just(Splittable::No)],
+        strategy,
+        any::<u64>(),
+    )
+        .prop_map(|(rolesets, combined, loads, knobs, splittable, strategy, seed)| Scene {
+            rolesets,
+            combined,
+            loads,
+            knobs,
+            splittable,
+            strategy,
+            seed,
+        })
+}
+
+const HASHES: [u64; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+
+impl Scene {
+    fn build(&self, index: &PrefixIndex) -> (Model, Vec<PrefillCharge>, Vec<DecodeCharge>) {
+        let mut builder = Builder::new();
+        for (i, (prefill, decode)) in self.rolesets.iter().enumerate() {
+            builder = builder.roleset(&format!("rs-{i}"), *prefill, *decode);
+        }
+        for _ in 0..self.combined {
+            builder = builder.combined(None);
+        }
+        let model = builder.build();
+        let (mut prefills, mut decodes) = (Vec::new(), Vec::new());
+        for (pod, load) in model.pods.iter().zip(&self.loads) {
+            set(pod, load.signals.clone());
+            for _ in 0..load.charges {
+                if pod.spec.role == Role::Prefill {
+                    prefills.push(PrefillCharge::open(&pod.state));
+                } else {
+                    decodes.push(DecodeCharge::open(&pod.state));
+                }
+            }
+            let hashes = HASHES[..load.holds].into();
+            index.offer(PrefixUpdate { model: Arc::clone(&model.name), hashes, pod: Arc::clone(&pod.state) });
+        }
+        index.drain(NOW);
+        (model, prefills, decodes)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn decisions_hold_what_they_promise(scene in scene()) {
+        let index = index();
+        let (model, _prefills, _decodes) = scene.build(&index);
+        let facts = RequestFacts { hashes: &HASHES, splittable: scene.splittable, ..request() };
+        let decide = |seed| select(&model, &facts, scene.strategy, &scene.knobs, context(&index, seed));
+        let decision = decide(scene.seed);
+
+        let complete = !model.rolesets.is_empty();
+        let pd = scene.strategy == super::super::Strategy::Pd;
+        let possible = if pd { complete || scene.combined > 0 } else { !model.pods.is_empty() };
+        prop_assert_eq!(decision.is_ok(), possible, "a target exactly when there is one");
+
+        if let Ok(decision) = &decision {
+            let again = decide(scene.seed).unwrap();
+            prop_assert_eq!(slots(&again.target), slots(&decision.target));
+            prop_assert_eq!(again.scores, decision.scores);
+            prop_assert_eq!(again.fast_paths, decision.fast_paths);
+
+            let scores = decision.scores;
+            for score in [scores.prefill, scores.decode, scores.total, Some(scores.decode_count)].into_iter().flatten() {
+                prop_assert!(score.is_finite(), "{:?}", scores);
+            }
+            match &decision.target {
+                Target::Pair { prefill, decode } => {
+                    prop_assert!(pd && scene.splittable == Splittable::Yes);
+                    prop_assert_eq!(&prefill.spec.roleset, &decode.spec.roleset);
+                    prop_assert!(prefill.spec.roleset.is_some());
+                    prop_assert_eq!((prefill.spec.role, decode.spec.role), (Role::Prefill, Role::Decode));
+                    prop_assert!(scores.total.is_some());
+                }
+                Target::Single { pod, reason } => match reason {
+                    SingleReason::Strategy => prop_assert!(!pd),
+                    SingleReason::DecodeOnly => {
+                        prop_assert_eq!(pod.spec.role, Role::Decode);
+                        prop_assert!(scene.combined == 0 && scene.splittable == Splittable::No);
+                    }
+                    _ => prop_assert_eq!(pod.spec.role, Role::Other),
+                },
+            }
+        }
+    }
+
+    /// The winner's final score is the least that any pair of best pods could have, when no fast path narrowed.
+    #[test]
+    fn the_winner_has_the_least_score(scene in scene()) {
+        let index = index();
+        let scene = Scene { strategy: super::super::Strategy::Pd, splittable: Splittable::Yes, combined: 0, ..scene };
+        let (model, _prefills, _decodes) = scene.build(&index);
+        let knobs = PdKnobs {
+            // Widely open, so that steps 1 and 2 let everybody pass.
+            prefill_imbalance_min_spread: u64::MAX,
+            decode_imbalance_min_spread: f64::MAX,
+            decode_throughput_min_spread: f64::MAX,
+            decode_score_ratio: f64::MAX,
+            ..scene.knobs
+        };
+        let facts = RequestFacts { hashes: &HASHES, ..request() };
+        let Ok(pool) = eligibility::Pool::gather(&model, &facts, scene.strategy, &knobs) else { return Ok(()) };
+        let eligibility::Pool::Pairs { prefills, decodes, .. } = &pool else { return Ok(()) };
+        let matches = prefill::Matches::look_up(&model, &pool, &facts, &knobs, &index);
+        let decision =
+            cascade::decide(&model, &pool, &matches, scene.strategy, &knobs, context(&index, scene.seed)).unwrap();
+        prop_assert_eq!(decision.fast_paths, FastPaths::default());
+
+        // The same formulas without the bookkeeping: every candidate, every roleset.
+        let mut rng = crate::rng::Rng::new(1);
+        let counts: Vec<u64> = prefills.iter().map(|c| c.pod.state.load.view().prefills).collect();
+        let ids: Vec<usize> = (0..prefills.len()).collect();
+        let scored = prefill::score(prefills, &counts, &ids, &matches, &knobs, model.rolesets.len(), &mut rng);
+        let read = decode::Facts::read_all(decodes, context(&index, 0));
+        let decode_ids: Vec<usize> = (0..decodes.len()).collect();
+        let decode_scored = decode::score(&read, &decode_ids, &knobs);
+        for (roleset, best) in scored.best.iter().enumerate() {
+            let (_, prefill_score) = best.winner().expect("no roleset loses its last prefill pod");
+            for (candidate, score) in decodes.iter().zip(&decode_scored.scores) {
+                if candidate.roleset == roleset {
+                    let total = prefill_score / scored.max + score / decode_scored.max;
+                    prop_assert!(decision.scores.total.unwrap() <= total);
+                }
+            }
+        }
+    }
+
+    /// Charging and releasing leaves no trace, and a charge shows where the decision said.
+    #[test]
+    fn charges_follow_the_decision(scene in scene()) {
+        let index = index();
+        let (model, _prefills, _decodes) = scene.build(&index);
+        let views = || model.pods.iter().map(|pod| pod.state.load.view()).collect::<Vec<_>>();
+        let before = views();
+        let facts = RequestFacts { hashes: &HASHES, splittable: scene.splittable, ..request() };
+        let context = context(&index, scene.seed);
+        let charged = select_and_charge(&model, &facts, scene.strategy, &scene.knobs, context);
+        let Ok((decision, charges)) = charged else {
+            prop_assert_eq!(views(), before);
+            return Ok(());
+        };
+        prop_assert!(!charges.blind && charges.conflicts == 0);
+        let (prefill, decode) = slots(&decision.target);
+        prop_assert_eq!(charges.prefill.as_ref().map(|charge| charge.pod().slot), prefill);
+        prop_assert_eq!(charges.decode.pod().slot, decode);
+        let total = |views: &[crate::load::LoadView]| views.iter().map(crate::load::LoadView::in_flight).sum::<u64>();
+        prop_assert_eq!(total(&views()), total(&before) + 1 + u64::from(prefill.is_some()));
+        drop(charges);
+        prop_assert_eq!(views(), before);
+    }
+}
+
+/// R38: labels flip under load, and no pair ever mixes rolesets or models.
+#[test]
+fn r38_pairs_share_roleset_and_model_while_labels_flip() {
+    let index = index();
+    let mut rng = crate::rng::Rng::new(38);
+    for round in 0..400 {
+        // A fresh snapshot: each pod in a random roleset with a random role.
+        let mut builder = Builder::new();
+        for _ in 0..8 {
+            let role = if rng.below(2) == 0 { Role::Prefill } else { Role::Decode };
+            let roleset = if rng.below(2) == 0 { "a" } else { "b" };
+            builder = builder.pod(role, Some(roleset), Setup::default());
+        }
+        let model = builder.build();
+        for seed in 0..50 {
+            let chosen = select_and_charge(
+                &model,
+                &request(),
+                super::super::Strategy::Pd,
+                &PdKnobs::default(),
+                context(&index, round * 50 + seed),
+            );
+            match chosen {
+                Ok((decision, _)) => {
+                    let Target::Pair { prefill, decode } = decision.target else { panic!("no combined pods here") };
+                    assert_eq!(prefill.spec.roleset, decode.spec.roleset);
+                    assert_eq!(prefill.spec.model, decode.spec.model);
+                }
+                Err(_) => assert!(model.rolesets.is_empty()),
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Requests that cannot be split into two legs (several choices, several prompts).
+
+use std::sync::Arc;
+
+use super::eligibility::Candidate;
+use super::least::least;
+use super::{Context, FastPaths, Scores, decode};
+use crate::fleet::Pod;
+use crate::knobs::PdKnobs;
+use crate::rng::Rng;
+
+/// A decode pod for the whole request: step 2, then step 4, without a prefill side. A decode pod without a hand-off
+/// computes the prompt itself.
+pub(super) fn decode_only<'a>(
+    candidates: &[Candidate<'a>],
+    knobs: &PdKnobs,
+    context: Context<'_>,
+    rng: &mut Rng,
+) -> Option<(&'a Arc<Pod>, Scores, FastPaths)> {
+    let facts = decode::Facts::read_all(candidates, context);
+    let mut ids: Vec<usize> = (0..candidates.len()).collect();
+    let mut fast_paths = FastPaths::default();
+    if let Some((id, check)) = decode::fast_path(&facts, &ids, knobs, rng) {
+        fast_paths.decode = Some(check);
+        ids = vec![id];
+    }
+    let scored = decode::score(&facts, &ids, knobs);
+    let (id, score) = least(scored.scores.iter().copied().zip(ids.iter().copied()), rng)?;
+    let (candidate, facts) = (candidates.get(id)?, facts.get(id)?);
+    let scores = Scores {
+        decode: Some(score),
+        decode_count: facts.count,
+        cold_start: scored.any_fresh && !facts.fresh,
+        ..Scores::default()
+    };
+    Some((candidate.pod, scores, fast_paths))
+}
