@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::harness::envoy::{Envoy, EnvoyOptions, shipped_text, validate};
-use crate::harness::http::{Call, base};
+use crate::harness::http::{Call, RawConnection, base};
 use crate::harness::otlp::Collector;
 use crate::harness::processor::{Action, Processor, chat, closed_port};
 use crate::harness::raw::{RawServer, Step};
@@ -178,6 +178,39 @@ async fn r81_a_silent_processor_is_given_up_unless_it_asked_for_time() {
         assert_error(&answer.json().await, "overloaded_error");
     };
     tokio::join!(late, given_up);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r81_the_request_timeout_bounds_the_upload_but_not_the_prefill() {
+    let engine = RawServer::answering(OK).await;
+    let processor = Processor::start(vec![Action::RouteLate {
+        pod: engine.address(),
+        more: Duration::from_secs(30),
+        wait: Duration::from_secs(3),
+    }])
+    .await;
+    // The shipped value would take minutes to show.
+    let edit = |config: &mut Value| {
+        let filters = &mut config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"];
+        filters[0]["typed_config"]["request_timeout"] = "1s".into();
+    };
+    let envoy = Envoy::start_with(EnvoyOptions {
+        tandem_grpc: vec![processor.address()],
+        tandem_http: closed_port(),
+        healthy: None,
+        otel: None,
+        edit: Some(edit),
+    })
+    .await;
+    assert_eq!(chat(envoy.address()).send().await.status, 200);
+
+    let mut upload = RawConnection::open(&envoy.base()).await;
+    upload.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{").await;
+    let answer = String::from_utf8(upload.read_to_end().await).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    // The body is one chunk.
+    let body = answer.lines().find(|line| line.starts_with('{')).expect("a JSON object");
+    assert_error(&serde_json::from_str(body).unwrap(), "api_error");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -94,6 +94,23 @@ fn without_comment(line: &str) -> &str {
     line
 }
 
+/// The line with its string literals emptied (as far as one line can tell).
+pub fn without_strings(line: &str) -> String {
+    let mut kept = String::new();
+    let mut inside = false;
+    let mut escaped = false;
+    for character in line.chars() {
+        if !inside || (character == '"' && !escaped) {
+            kept.push(character);
+        }
+        if character == '"' && !escaped && !kept.ends_with("'\"") {
+            inside = !inside;
+        }
+        escaped = inside && character == '\\' && !escaped;
+    }
+    kept
+}
+
 /// Does `text` use the library path `path` (`tokio`, `tokio::spawn`)? Not a longer name that contains it, and not a
 /// module or a field of ours with that name (`crate::discovery::kube`).
 pub fn mentions(text: &str, path: &str) -> bool {
@@ -133,6 +150,15 @@ fn paths_are_matched_whole() {
         ("(tokio::spawn)", true),
     ] {
         assert_eq!(mentions(text, "tokio"), expected, "{text}");
+    }
+}
+
+#[test]
+fn strings_are_emptied() {
+    for (line, expected) in
+        [("a(\"kube\", b)", "a(\"\", b)"), ("\"x\\\"y\" z", "\"\" z"), ("'\"' kube", "'\"' kube"), ("plain", "plain")]
+    {
+        assert_eq!(without_strings(line), expected, "{line}");
     }
 }
 

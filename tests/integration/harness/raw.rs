@@ -121,6 +121,7 @@ impl RawServer {
 
 async fn play(mut stream: TcpStream, script: Vec<Step>, book: Arc<Mutex<Vec<Connection>>>, index: usize) {
     let note = |change: &dyn Fn(&mut Connection)| change(&mut book.lock().expect("book")[index]);
+    stream.set_nodelay(true).expect("nodelay");
     // How much of what was received belongs to requests that were read before.
     let mut consumed = 0;
     for step in script {
