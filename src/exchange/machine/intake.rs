@@ -1,0 +1,157 @@
+//! From the head to a parsed request whose model and plan are known.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method};
+
+use super::{Exchange, Routing, State};
+use crate::clock::Tick;
+use crate::engines::vllm;
+use crate::error::{ApiError, Reason};
+use crate::exchange::event::{Effect, RequestHead};
+use crate::exchange::headers::{names_to_strip, text};
+use crate::exchange::{answer, plan};
+use crate::request::{BodyError, Endpoint, ParsedBody};
+use crate::routing::Strategy;
+use crate::telemetry::Limit;
+
+impl Exchange {
+    pub(super) fn on_head(&mut self, now: Tick, head: RequestHead, effects: &mut Vec<Effect>) -> State {
+        self.record.request_id.clone_from(&head.request_id);
+        let checked = self.check_head(&head);
+        let remove = names_to_strip(&head.headers);
+        let end = head.end;
+        self.head = Some(head);
+        match checked {
+            Err(error) => self.refuse(now, error, effects),
+            Ok(endpoint) => {
+                self.endpoint = Some(endpoint);
+                self.record.endpoint = endpoint.path();
+                if end {
+                    return self.on_whole_body(now, Bytes::new(), effects);
+                }
+                effects.push(Effect::AcceptHead { remove });
+                State::AwaitBody
+            }
+        }
+    }
+
+    fn check_head(&self, head: &RequestHead) -> Result<Endpoint, ApiError> {
+        if self.permit.is_none() {
+            self.world.metrics.rejected(Limit::Streams);
+            return Err(ApiError::new(Reason::Overloaded, "too many requests in flight on this gateway replica"));
+        }
+        answer::check_api_key(self.world.knobs.auth_bearer_token.as_ref(), &head.headers)?;
+        let endpoint = Endpoint::from_path(&head.path)
+            .ok_or_else(|| ApiError::new(Reason::UnknownPath, "unknown request path"))?;
+        if head.method != Method::POST {
+            return Err(ApiError::new(Reason::MethodNotAllowed, "method not allowed").with_header("allow", "POST"));
+        }
+        if announced_length(&head.headers).is_some_and(|length| length > self.world.knobs.limits.max_body_bytes as u64)
+        {
+            return Err(self.too_large());
+        }
+        Ok(endpoint)
+    }
+
+    fn too_large(&self) -> ApiError {
+        let limit = self.world.knobs.limits.max_body_bytes;
+        ApiError::new(Reason::BodyTooLarge, format!("the request body is longer than {limit} bytes"))
+    }
+
+    pub(super) fn on_body(&mut self, now: Tick, data: Bytes, end: bool, effects: &mut Vec<Effect>) -> State {
+        // The share of the common budget is taken before the bytes are kept, so that many half-sent bodies cannot
+        // fill the memory.
+        if self.received_bytes.saturating_add(data.len()) > self.world.knobs.limits.max_body_bytes {
+            return self.refuse(now, self.too_large(), effects);
+        }
+        if !self.reservation.grow(data.len()) {
+            self.world.metrics.rejected(Limit::BufferedBytes);
+            let text = "too many request bytes are being held by this gateway replica";
+            return self.refuse(now, ApiError::new(Reason::Overloaded, text), effects);
+        }
+        self.received_bytes += data.len();
+        self.received.push(data);
+        if !end {
+            return State::AwaitBody;
+        }
+        let body = match std::mem::take(&mut self.received) {
+            mut parts if parts.len() == 1 => parts.pop().unwrap_or_default(),
+            parts => {
+                let mut whole = BytesMut::with_capacity(self.received_bytes);
+                for part in &parts {
+                    whole.extend_from_slice(part);
+                }
+                whole.freeze()
+            }
+        };
+        self.on_whole_body(now, body, effects)
+    }
+
+    fn on_whole_body(&mut self, now: Tick, body: Bytes, effects: &mut Vec<Effect>) -> State {
+        self.record.body_bytes = body.len();
+        match self.examine(body) {
+            Err(error) => self.refuse(now, error, effects),
+            Ok(routing) => {
+                let job = routing.plan.prepare(&routing.model, &routing.body, &self.world.knobs, self.world.hash_seed);
+                if job.is_heavy() {
+                    effects.push(Effect::Prepare(Box::new(job)));
+                    State::Preparing(Box::new(routing))
+                } else {
+                    self.route(now, routing, &job.run(), effects)
+                }
+            }
+        }
+    }
+
+    /// Everything that can be refused before a pod is chosen, so that a refused request touches no counter of a pod.
+    fn examine(&mut self, raw: Bytes) -> Result<Routing, ApiError> {
+        let (Some(head), Some(endpoint)) = (self.head.as_ref(), self.endpoint) else {
+            return Err(ApiError::new(Reason::Internal, "the body came before the head"));
+        };
+        if announced_length(&head.headers).is_some_and(|length| length != raw.len() as u64) {
+            let text = "the request body does not have the length that content-length announces";
+            return Err(ApiError::new(Reason::BodyTruncated, text));
+        }
+        let body = ParsedBody::parse(endpoint, text(&head.headers, "content-type"), raw).map_err(|error| {
+            let reason = match &error {
+                BodyError::Invalid(_) => Reason::BodyInvalid,
+                BodyError::NoModel(_) => Reason::ModelMissing,
+                BodyError::Multipart(_) => Reason::MultipartInvalid,
+            };
+            ApiError::new(reason, error.to_string())
+        })?;
+        self.record.stream = body.stream;
+        let snapshot = self.world.fleet.load();
+        let Some(model) = snapshot.model(&body.model) else {
+            let shown: String = body.model.chars().take(128).collect();
+            return Err(ApiError::new(Reason::ModelUnknown, format!("model {shown} does not exist"))
+                .with_param("model")
+                .with_header("x-error-no-model-backends", &shown));
+        };
+        self.record.model = Some(Arc::clone(&model.name));
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.set_model(&model.name);
+        }
+        if model.routable.is_empty() {
+            let text = format!("error on getting pods for model {}", model.name);
+            return Err(ApiError::new(Reason::NoRoutablePods, text));
+        }
+        let plan = plan::plan(self.adapter, model, &head.headers, &body, &self.world.knobs)?;
+        self.record.strategy = plan.strategy.map(Strategy::name);
+        if plan.strategy == Some(Strategy::Pd) {
+            plan::check_engine(model)?;
+            if let Some(key) = body.duplicate_of(&vllm::CONTROLLED_KEYS) {
+                let text = format!("duplicate top-level key \"{key}\" in request body");
+                return Err(ApiError::new(Reason::InvalidPdRequest, text));
+            }
+        }
+        Ok(Routing { body, model: Arc::clone(model), plan })
+    }
+}
+
+/// `content-length`, when it is a number.
+fn announced_length(headers: &HeaderMap) -> Option<u64> {
+    text(headers, "content-length").and_then(|value| value.parse().ok())
+}

@@ -1,0 +1,234 @@
+//! From a plan to the pod that answers: selection, prefill leg, hand-over.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use super::{Exchange, Routed, Routing, State};
+use crate::clock::Tick;
+use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
+use crate::engines::{self, vllm};
+use crate::error::{ApiError, Reason};
+use crate::exchange::admission::Reservation;
+use crate::exchange::answer;
+use crate::exchange::event::{Effect, RoutePlan};
+use crate::exchange::headers::leg_headers;
+use crate::exchange::plan::{self, Plan};
+use crate::exchange::prepare::Prepared;
+use crate::fleet::Pod;
+use crate::prefix::PrefixUpdate;
+use crate::request::ParsedBody;
+use crate::routing::{self, Context, Decision, RequestFacts, SingleReason, Strategy, Target};
+use crate::telemetry::{PrefillOutcome, PrefillStage};
+
+impl Exchange {
+    pub(super) fn route(
+        &mut self,
+        now: Tick,
+        routing: Routing,
+        prepared: &Prepared,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        let Routing { body, model, plan } = routing;
+        let Some(strategy) = plan.strategy else {
+            self.record.timings.routed = Some(now);
+            return self.hand_over(now, &body, None, vllm::plain_body(&body), None, effects);
+        };
+        let facts = RequestFacts {
+            length: plan::bucket_length(&body, prepared.length),
+            hashes: &prepared.hashes,
+            splittable: plan.splittable,
+            profile: plan.profile.as_deref(),
+        };
+        let context = Context {
+            now,
+            seed: self.seed,
+            max_metric_age: self.world.knobs.scrape.max_age,
+            prefix: &self.world.prefix,
+        };
+        match routing::select_and_charge(&model, &facts, strategy, &plan.knobs, context) {
+            Err(error) => {
+                if strategy == Strategy::Pd {
+                    self.world.metrics.selection_failed(Some(&model.name));
+                }
+                let text = format!("error on selecting target pod: {error}");
+                self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
+            }
+            Ok((decision, charges)) => {
+                self.record.timings.routed = Some(now);
+                if charges.conflicts > 0 {
+                    self.world.metrics.selection_conflicts(u64::from(charges.conflicts));
+                }
+                if charges.blind {
+                    self.world.metrics.blind_commit();
+                }
+                self.charges = Some(charges);
+                self.record.ready_pods = model.routable.len();
+                self.record.candidate_pods = decision.candidates.1;
+                self.start_legs(now, body, &plan, decision, &prepared.hashes, effects)
+            }
+        }
+    }
+
+    fn start_legs(
+        &mut self,
+        now: Tick,
+        body: ParsedBody,
+        plan: &Plan,
+        decision: Decision,
+        hashes: &[u64],
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        if let Some((prefill, decode)) = decision.policies {
+            self.record.policies = Some((prefill.name(), decode.name()));
+        }
+        let attempt = self.attempt_id();
+        match decision.target {
+            Target::Single { pod, reason } => {
+                self.record.single_reason = (reason != SingleReason::Strategy).then(|| single_reason(reason));
+                self.hand_over(now, &body, Some(&pod), vllm::plain_body(&body), Some(attempt), effects)
+            }
+            Target::Pair { prefill, decode } => {
+                self.record.roleset.clone_from(&prefill.state.labels.roleset);
+                self.record.prefill_pod = Some(Arc::clone(&prefill.state.labels));
+                self.aim_at(&decode);
+                self.record.timings.prefill_start = Some(now);
+                self.prefill_host = Some(Arc::clone(&prefill.spec.host));
+                self.world.metrics.selected_pair(&prefill.state.labels, &decode.state.labels);
+                if !hashes.is_empty() {
+                    self.world.prefix.offer(PrefixUpdate {
+                        model: Arc::from(&*prefill.spec.model),
+                        hashes: Arc::from(hashes),
+                        pod: Arc::clone(&prefill.state),
+                    });
+                }
+                let connector = prefill.spec.kv_connector.unwrap_or(plan.knobs.kv_connector);
+                effects.push(Effect::ExtendTimeout(plan.knobs.prefill_request_timeout));
+                effects.push(Effect::StartPrefill(Box::new(LegRequest {
+                    address: Arc::clone(&prefill.address),
+                    path: self.path(),
+                    headers: self.leg_headers(&attempt),
+                    body: vllm::prefill_body(&body, connector),
+                    timeout: plan.knobs.prefill_request_timeout,
+                    max_answer_bytes: self.world.knobs.limits.max_prefill_answer_bytes,
+                })));
+                let leg = self.world.metrics.prefill_leg(self.record.model.clone());
+                State::Prefilling(Box::new(Routed { body, prefill, decode, connector, attempt, leg }))
+            }
+        }
+    }
+
+    pub(super) fn on_prefill(
+        &mut self,
+        now: Tick,
+        routed: Routed,
+        outcome: &LegOutcome,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        self.record.timings.prefill_end = Some(now);
+        if let Some(charges) = &mut self.charges {
+            charges.prefill = None;
+        }
+        let Routed { body: parsed, prefill, decode, connector, attempt, leg } = routed;
+        let merged = engines::accept_prefill(outcome).and_then(|answer| {
+            vllm::decode_body(&parsed, connector, answer, &prefill.spec.host).map_err(|error| {
+                let text = engines::failure_text(LegFailure::BadResponse, &error.to_string());
+                ApiError::new(Reason::HandoffInvalid, text)
+            })
+        });
+        match merged {
+            Err(error) => {
+                let class = outcome.failure_class();
+                leg.finish(outcome.metric_outcome());
+                self.world.metrics.pd_prefill_failed(class, PrefillStage::BeforeResponse);
+                self.refuse(now, error, effects)
+            }
+            Ok((body, handoff)) => {
+                leg.finish(PrefillOutcome::Success);
+                self.record.handoff = handoff.label();
+                self.hand_over(now, &parsed, Some(&decode), body, Some(attempt), effects)
+            }
+        }
+    }
+
+    /// The request goes on: to `pod`, or wherever Envoy's own routes lead.
+    fn hand_over(
+        &mut self,
+        now: Tick,
+        parsed: &ParsedBody,
+        pod: Option<&Arc<Pod>>,
+        body: Bytes,
+        attempt: Option<String>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        self.record.timings.handed_over = Some(now);
+        if let Some(charges) = &mut self.charges {
+            charges.decode.hand_over();
+        }
+        let mut set_headers = Vec::with_capacity(4);
+        let attempt = attempt.unwrap_or_else(|| self.attempt_id());
+        match pod {
+            Some(pod) => {
+                self.aim_at(pod);
+                if let Some(strategy) = self.record.strategy {
+                    set_headers.push(("routing-strategy", strategy.to_owned()));
+                }
+                set_headers.push(("target-pod", pod.address.to_string()));
+            }
+            None => set_headers.push(("model", parsed.model.to_string())),
+        }
+        set_headers.push(("x-request-id", attempt.clone()));
+        self.answer_headers =
+            answer::marker_headers(&self.record, pod.map(|pod| &*pod.address), self.prefill_host.as_deref());
+        effects.push(Effect::Route(Box::new(RoutePlan {
+            address: pod.map(|pod| Arc::clone(&pod.address)),
+            path: self.path(),
+            set_headers,
+            headers: self.leg_headers(&attempt),
+            body,
+        })));
+        // The body is the peer's now.
+        self.reservation = Reservation::empty(&self.world.buffered);
+        State::AwaitAnswer
+    }
+
+    /// Notes the pod that will answer. Its load includes this request already.
+    fn aim_at(&mut self, pod: &Pod) {
+        if self.record.target_pod.is_none() {
+            let load = pod.state.load.view();
+            self.record.outstanding_at_start = (load.pending + load.running).saturating_sub(1);
+        }
+        self.record.target_pod = Some(Arc::clone(&pod.state.labels));
+        self.record.target_host = pod.spec.host.to_string();
+    }
+
+    /// The id that both legs of this attempt carry: the request id itself when nobody else can have it.
+    fn attempt_id(&self) -> String {
+        let number = self.world.attempts.fetch_add(1, Ordering::Relaxed);
+        match &self.head {
+            Some(head) if head.id_is_unique => head.request_id.clone(),
+            Some(head) => format!("{}-{:08x}{:08x}", head.request_id, self.world.hash_seed as u32, number as u32),
+            None => String::new(),
+        }
+    }
+
+    fn path(&self) -> String {
+        self.head.as_ref().map(|head| head.path.clone()).unwrap_or_default()
+    }
+
+    fn leg_headers(&self, attempt: &str) -> HeaderMap {
+        self.head.as_ref().map(|head| leg_headers(&head.headers, attempt)).unwrap_or_default()
+    }
+}
+
+fn single_reason(reason: SingleReason) -> &'static str {
+    match reason {
+        SingleReason::CombinedFallback => "combined_fallback",
+        SingleReason::CombinedIdle => "combined_idle",
+        SingleReason::CombinedUnsplittable => "combined_unsplittable",
+        SingleReason::DecodeOnly => "decode_only",
+        SingleReason::Strategy => "strategy",
+    }
+}
