@@ -1,0 +1,249 @@
+//! `kv_transfer_params` and `disagg_prefill_resp`: what a request says about its KV, and what is wrong with it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::failure::Failure;
+use super::fields::Fields;
+use crate::config::{OnViolation, Role};
+use crate::fault::Fault;
+use crate::report::ViolationKind;
+use crate::sequence::{Produced, Source};
+use crate::side_channel::Claim;
+use crate::state::Core;
+
+/// What a request's hand-off fields ask for.
+#[derive(Clone, Debug)]
+pub(crate) struct Handoff {
+    /// Where the prompt's KV comes from.
+    pub source: Source,
+    /// Whether the KV is to be handed over.
+    pub produce: bool,
+}
+
+/// The hand-off object of a prefill answer, in the order of the real one.
+#[derive(Debug, Serialize)]
+struct Params<'a> {
+    do_remote_prefill: bool,
+    do_remote_decode: bool,
+    remote_block_ids: [&'a [u64]; 1],
+    remote_engine_id: &'a str,
+    remote_request_id: &'a str,
+    remote_host: &'a str,
+    remote_port: u16,
+    tp_size: u32,
+    dcp_size: u32,
+    pp_size: u32,
+    remote_num_tokens: u32,
+    remote_blocks_expiry_time: Option<f64>,
+    transfer_mode: &'a str,
+    remote_prefill_cached_tokens: u32,
+}
+
+/// Reads the hand-off fields for an engine of this role.
+///
+/// # Errors
+/// A field of the wrong type (the schema's 400), or in strict mode a hand-off that real engines die of.
+pub(crate) async fn read(core: &Arc<Core>, fields: &Fields, seq: u64) -> Result<Handoff, Failure> {
+    let params = fields.object("kv_transfer_params")?.unwrap_or_default();
+    let truth = |name: &str| params.get(name).is_some_and(|raw| raw.get() == "true");
+    let (produce, consume) = (truth("do_remote_decode"), truth("do_remote_prefill"));
+    let misplaced = match core.config.role {
+        Role::Prefill => consume,
+        Role::Decode => produce,
+        Role::Combined => consume || produce,
+    };
+    if misplaced && core.config.strict {
+        let detail = format!("{:?} engine: do_remote_decode {produce}, do_remote_prefill {consume}", core.config.role);
+        core.violate(Some(seq), ViolationKind::HandoffMisplaced, detail);
+    }
+    let source = match core.config.role {
+        Role::Decode if consume => consumed(core, &params, seq).await?,
+        Role::Decode => told(core, fields, seq),
+        Role::Prefill | Role::Combined => Source::Local,
+    };
+    Ok(Handoff { source, produce: produce && core.config.role == Role::Prefill })
+}
+
+async fn consumed(core: &Arc<Core>, params: &HashMap<String, Box<RawValue>>, seq: u64) -> Result<Source, Failure> {
+    let value = |name: &str| -> Value {
+        params.get(name).and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default()
+    };
+    let text = |name: &str| value(name).as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    let port = value("remote_port").as_u64().and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
+    let blocks = has_block(&value("remote_block_ids"));
+    let request_id = text("remote_request_id");
+    let hangs = request_id.is_none() && blocks;
+    let (Some(engine), Some(request_id), Some(host), Some(port), true) =
+        (text("remote_engine_id"), request_id, text("remote_host"), port, blocks)
+    else {
+        return incomplete(core, params, seq, hangs).await;
+    };
+    let claim = Claim::new(core, engine, request_id, &host, port);
+    if core.config.strict
+        && let Some(name) = claim.host_name()
+    {
+        core.violate(Some(seq), ViolationKind::HostNotReplaced, format!("remote_host is {name}"));
+    }
+    Ok(Source::Remote(Arc::new(claim)))
+}
+
+/// Some group of blocks is not empty. Before 0.19 the list was flat.
+fn has_block(ids: &Value) -> bool {
+    ids.as_array().is_some_and(|groups| {
+        groups.iter().any(|group| group.is_u64() || group.as_array().is_some_and(|group| !group.is_empty()))
+    })
+}
+
+async fn incomplete(
+    core: &Core,
+    params: &HashMap<String, Box<RawValue>>,
+    seq: u64,
+    hangs: bool,
+) -> Result<Source, Failure> {
+    if !core.config.strict {
+        return Ok(Source::Local);
+    }
+    let mut members: Vec<_> = params.iter().map(|(name, raw)| format!("{name}: {}", raw.get())).collect();
+    members.sort_unstable();
+    let detail: String = members.join(", ").chars().take(512).collect();
+    core.violate(Some(seq), ViolationKind::HandoffIncomplete, detail);
+    if core.config.on_violation == OnViolation::AsReal {
+        let _crash = CrashLater { core };
+        if hangs {
+            // Without the request id the transfer never starts; the engine dies when the client gives up.
+            std::future::pending::<()>().await;
+        }
+    }
+    Err(Failure::engine_dead())
+}
+
+/// Crashes the engine when it drops, which includes the client's leaving.
+struct CrashLater<'core> {
+    core: &'core Core,
+}
+
+impl Drop for CrashLater<'_> {
+    fn drop(&mut self) {
+        self.core.crash();
+    }
+}
+
+/// The Neuron connector: the whole prefill answer must be there, or the prompt is computed here.
+fn told(core: &Core, fields: &Fields, seq: u64) -> Source {
+    let Some(answer) = fields.value("disagg_prefill_resp") else { return Source::Local };
+    let text = |name: &str| answer.get(name).is_some_and(Value::is_string);
+    let whole = text("id")
+        && text("object")
+        && text("model")
+        && answer.get("created").is_some_and(Value::is_u64)
+        && answer.get("choices").and_then(Value::as_array).is_some_and(|choices| !choices.is_empty())
+        && answer.pointer("/usage/prompt_tokens").is_some_and(Value::is_u64);
+    if whole {
+        return Source::Told;
+    }
+    if core.config.strict {
+        let detail: String = answer.to_string().chars().take(512).collect();
+        core.violate(Some(seq), ViolationKind::PrefillAnswerIncomplete, detail);
+    }
+    Source::Local
+}
+
+/// The `kv_transfer_params` of a prefill answer, after what a scripted fault does to it.
+pub(crate) fn offered(core: &Core, produced: Option<&Produced>, fault: Option<&Fault>) -> Option<Box<RawValue>> {
+    if let Some(scripted) = fault.and_then(|fault| fault.kv_transfer_params.clone()) {
+        if let Some(produced) = produced {
+            core.handoffs.free(&produced.request_id);
+            core.changed();
+        }
+        return Some(scripted);
+    }
+    let produced = produced?;
+    let params = Params {
+        do_remote_prefill: true,
+        do_remote_decode: false,
+        remote_block_ids: [&produced.blocks],
+        remote_engine_id: &core.engine_id,
+        remote_request_id: &produced.request_id,
+        remote_host: &core.config.advertised_host,
+        remote_port: core.side_channel_port,
+        tp_size: 1,
+        dcp_size: 1,
+        pp_size: 1,
+        remote_num_tokens: produced.tokens,
+        remote_blocks_expiry_time: None,
+        transfer_mode: "pull",
+        remote_prefill_cached_tokens: produced.cached_tokens,
+    };
+    let text = serde_json::to_string(&params).ok()?;
+    let text = match fault.and_then(|fault| fault.kv_transfer_params_extra.as_ref()) {
+        Some(extra) => merged(&text, extra.get()).unwrap_or(text),
+        None => text,
+    };
+    RawValue::from_string(text).ok()
+}
+
+/// The members of `base` that `extra` does not name, then those of `extra`, bytes kept.
+fn merged(base: &str, extra: &str) -> Option<String> {
+    let (base, extra): (Members, Members) = (serde_json::from_str(base).ok()?, serde_json::from_str(extra).ok()?);
+    let kept = base.0.iter().filter(|(name, _)| extra.0.iter().all(|(other, _)| other != name));
+    let members: Vec<_> = kept
+        .chain(&extra.0)
+        .map(|(name, raw)| Some(format!("{}:{}", serde_json::to_string(name).ok()?, raw.get())))
+        .collect::<Option<_>>()?;
+    Some(format!("{{{}}}", members.join(",")))
+}
+
+/// An object's members in their order.
+struct Members(Vec<(String, Box<RawValue>)>);
+
+impl<'de> serde::Deserialize<'de> for Members {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Members, D::Error> {
+        struct InOrder;
+        impl<'de> serde::de::Visitor<'de> for InOrder {
+            type Value = Members;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(InOrder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_ids_may_be_nested_or_flat_but_not_empty() {
+        for (ids, expected) in [
+            ("[[1,2],[]]", true),
+            ("[[],[3]]", true),
+            ("[4]", true),
+            ("[]", false),
+            ("[[]]", false),
+            ("null", false),
+            ("\"1\"", false),
+        ] {
+            assert_eq!(has_block(&serde_json::from_str(ids).expect(ids)), expected, "{ids}");
+        }
+    }
+
+    #[test]
+    fn extra_members_replace_and_keep_their_bytes() {
+        let merged = merged(r#"{"b":1,"a":[[1]]}"#, r#"{"a":[[3,4],[]],"x":{"n":123456789012345678901234}}"#);
+        assert_eq!(merged.as_deref(), Some(r#"{"b":1,"a":[[3,4],[]],"x":{"n":123456789012345678901234}}"#));
+        assert_eq!(super::merged("{}", "[1]"), None);
+    }
+}

@@ -1,0 +1,11 @@
+//! Engines on real sockets, seen from the wire.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod client;
+mod control;
+mod disconnect;
+mod faults;
+mod handoff;
+mod load;
+mod shapes;
+mod validation;
