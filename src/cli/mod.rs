@@ -1,5 +1,6 @@
 //! The command line.
 
+mod quickstart;
 mod serve;
 
 use anyhow::Result;
@@ -17,6 +18,10 @@ pub struct Cli {
 enum Command {
     /// Run a gateway replica: Envoy ext_proc, admin HTTP and, if asked for, an OpenAI HTTP front.
     Serve(serve::ServeArgs),
+    /// Run a simulated inference engine.
+    Sim(tandem_sim::cli::SimArgs),
+    /// Run everything on this machine: simulated engines, a gateway and its HTTP front in one process.
+    Quickstart(quickstart::QuickstartArgs),
 }
 
 impl Cli {
@@ -24,6 +29,8 @@ impl Cli {
     pub async fn run(self) -> Result<()> {
         match self.command {
             Command::Serve(args) => serve::run(args).await,
+            Command::Sim(args) => Ok(tandem_sim::cli::run(args).await?),
+            Command::Quickstart(args) => quickstart::run(args).await,
         }
     }
 }

@@ -82,7 +82,7 @@ async fn start_engines() -> Result<Vec<Pod>> {
         for (role, config) in
             [("prefill", EngineConfig::prefill(MODEL)), ("decode", EngineConfig::decode(MODEL))]
         {
-            let engine = tandem_sim::start(config.timing(Timing::default())).await.context("cannot start an engine")?;
+            let engine = tandem_sim::start(config.timing(Timing::typical())).await.context("cannot start an engine")?;
             pods.push(Pod {
                 name: format!("{role}-{index}"),
                 role,
