@@ -65,7 +65,9 @@ pub async fn run(args: QuickstartArgs) -> Result<()> {
     } else {
         println!("model {MODEL}: 2 prefill and 2 decode engines, simulated");
         println!("admin http://{} (/metrics, /debug/fleet), ext_proc {}", addresses.http, addresses.grpc);
-        println!("\ntry it:\n\n  curl -N http://{front}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{BODY}'\n");
+        println!(
+            "\ntry it:\n\n  curl -N http://{front}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{BODY}'\n"
+        );
         println!("ctrl-c ends it");
         tokio::signal::ctrl_c().await?;
     }
@@ -79,16 +81,9 @@ pub async fn run(args: QuickstartArgs) -> Result<()> {
 async fn start_engines() -> Result<Vec<Pod>> {
     let mut pods = Vec::new();
     for index in 0..2 {
-        for (role, config) in
-            [("prefill", EngineConfig::prefill(MODEL)), ("decode", EngineConfig::decode(MODEL))]
-        {
+        for (role, config) in [("prefill", EngineConfig::prefill(MODEL)), ("decode", EngineConfig::decode(MODEL))] {
             let engine = tandem_sim::start(config.timing(Timing::typical())).await.context("cannot start an engine")?;
-            pods.push(Pod {
-                name: format!("{role}-{index}"),
-                role,
-                roleset: format!("group-{index}"),
-                engine,
-            });
+            pods.push(Pod { name: format!("{role}-{index}"), role, roleset: format!("group-{index}"), engine });
         }
     }
     Ok(pods)
