@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, reason = "tests measure real processes in real time")]
 
+mod bodies;
 mod envoy_file;
 mod harness;
 mod harness_itself;
