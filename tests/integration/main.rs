@@ -11,3 +11,4 @@ mod envoy_file;
 mod harness;
 mod harness_itself;
 mod interop;
+mod openai_client;

@@ -3,6 +3,15 @@
 
 pub mod members;
 
+mod answers;
+mod corpus;
+mod errors;
+mod fidelity;
+mod fields;
+mod sizes;
+mod text;
+mod usage;
+
 use crate::harness::engines::Sandbox;
 use crate::harness::fleet::Fleet;
 use crate::harness::{SOON, eventually};
