@@ -29,7 +29,8 @@ fn is_error_object(body: &str) -> bool {
 }
 
 fn fault(status: u16, content_type: &str, body: &'static str) -> Fault {
-    let headers = [("content-type", content_type), ("x-engine-detail", "d; e"), ("retry-after", "7")];
+    let own = [("x-engine-detail", "d; e"), ("retry-after", "7"), ("set-cookie", "a=1"), ("set-cookie", "b=2")];
+    let headers = [&[("content-type", content_type), ("keep-alive", "timeout=5")], &own[..]].concat();
     Fault::on("/v1/").answer_raw(status, &headers, vec![body.into()], false)
 }
 
@@ -49,6 +50,8 @@ async fn r20_decode_errors_pass_unchanged() {
                     assert_eq!(answer.status, status, "{body}");
                     assert_eq!(answer.header("content-type"), content_type);
                     assert_eq!((answer.header("x-engine-detail"), answer.header("retry-after")), ("d; e", "7"));
+                    assert_eq!(answer.headers.get_all("set-cookie").iter().count(), 2);
+                    assert_eq!(answer.headers.get("keep-alive"), None, "it speaks of the engine's connection");
                     assert_eq!(answer.header("target-pod"), "d0");
                     assert_eq!(answer.header("x-error-pd-prefill"), "");
                     assert_eq!(answer.header("x-error-pd-decode"), "");

