@@ -6,13 +6,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 /// The current instant of tokio's clock.
-#[allow(clippy::disallowed_methods, reason = "this is the one place that may")]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
 /// Wall-clock seconds since the epoch, for the `created` field of answers.
-#[allow(clippy::disallowed_methods, reason = "this is the one place that may")]
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
