@@ -9,3 +9,4 @@ mod envoy_file;
 mod harness;
 mod harness_itself;
 mod interop;
+mod readme;
