@@ -8,7 +8,7 @@ use http::header::{CONNECTION, HeaderName, TRANSFER_ENCODING};
 use http::{HeaderMap, Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Frame, Incoming as HyperBody};
+use hyper::body::{Body as _, Frame, Incoming as HyperBody};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -27,6 +27,14 @@ pub struct Cut;
 
 /// Bodies that the front sends.
 pub type FrontBody = UnsyncBoxBody<Bytes, Cut>;
+
+/// What the front answers.
+pub struct Reply {
+    /// The response.
+    pub response: Response<FrontBody>,
+    /// The rest of a request whose client was answered before it had sent everything.
+    pub unread: Option<HyperBody>,
+}
 
 /// An error as an HTTP response.
 pub fn error_response(error: &ApiError) -> Response<FrontBody> {
@@ -55,7 +63,7 @@ pub struct FrontPeer {
     request: Option<Request<()>>,
     body: Option<HyperBody>,
     client: EngineClient,
-    respond: Option<oneshot::Sender<Response<FrontBody>>>,
+    respond: Option<oneshot::Sender<Reply>>,
     chunks: Option<mpsc::Sender<Result<Frame<Bytes>, Cut>>>,
     decode: Decode,
     answer: Option<Response<()>>,
@@ -64,11 +72,7 @@ pub struct FrontPeer {
 
 impl FrontPeer {
     /// A request that has just arrived; its response goes to `respond`.
-    pub fn new(
-        request: Request<HyperBody>,
-        client: EngineClient,
-        respond: oneshot::Sender<Response<FrontBody>>,
-    ) -> FrontPeer {
+    pub fn new(request: Request<HyperBody>, client: EngineClient, respond: oneshot::Sender<Reply>) -> FrontPeer {
         let (head, body) = request.into_parts();
         FrontPeer {
             request: Some(Request::from_parts(head, ())),
@@ -147,7 +151,15 @@ impl FrontPeer {
         let body = StreamBody::new(ReceiverStream::new(receiver)).boxed_unsync();
         self.chunks = Some(sender);
         // The receiver is gone when the client is; the next event says so.
-        let _ = respond.send(Response::from_parts(head, body));
+        let _ = respond.send(Reply { response: Response::from_parts(head, body), unread: None });
+    }
+
+    /// Answers with an error, unless an answer is under way.
+    fn refuse(&mut self, error: &ApiError) {
+        if let Some(respond) = self.respond.take() {
+            let unread = self.body.take().filter(|body| !body.is_end_stream());
+            let _ = respond.send(Reply { response: error_response(error), unread });
+        }
     }
 }
 
@@ -190,11 +202,7 @@ impl Peer for FrontPeer {
                     let _ = chunks.send(Ok(Frame::data(chunk))).await;
                 }
             }
-            Effect::Refuse(error) => {
-                if let Some(respond) = self.respond.take() {
-                    let _ = respond.send(error_response(&error));
-                }
-            }
+            Effect::Refuse(error) => self.refuse(&error),
             Effect::Cut => {
                 if let Some(chunks) = self.chunks.take() {
                     let _ = chunks.send(Err(Cut)).await;
@@ -217,11 +225,10 @@ impl Peer for FrontPeer {
     }
 
     async fn crashed(&mut self) {
-        match self.respond.take() {
-            Some(respond) => {
-                let _ = respond.send(error_response(&ApiError::new(Reason::Internal, "internal error")));
-            }
-            None => self.apply(Effect::Cut).await,
+        if self.respond.is_some() {
+            self.refuse(&ApiError::new(Reason::Internal, "internal error"));
+        } else {
+            self.apply(Effect::Cut).await;
         }
     }
 }

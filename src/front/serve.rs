@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response};
+use http_body_util::BodyExt;
 use hyper::body::Incoming as HyperBody;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -15,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::peer::{FrontBody, FrontPeer, error_response, full};
+use super::peer::{FrontBody, FrontPeer, Reply, error_response, full};
 use crate::drive::Driver;
 use crate::error::{ApiError, Reason};
 
@@ -23,6 +24,11 @@ use crate::error::{ApiError, Reason};
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after a failed accept (out of file descriptors), so that it does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Longest pause and longest time for which, and most bytes that, a refused client may still send; see [`discard`].
+const DISCARD_PAUSE: Duration = Duration::from_secs(1);
+const DISCARD_TIME: Duration = Duration::from_secs(10);
+const DISCARD_BYTES: usize = 128 << 20;
 
 /// Serves the front until `stop`; then accepts no more, and connections end with their current request.
 /// `models` answers `GET /v1/models`.
@@ -44,10 +50,11 @@ pub async fn serve(
         };
         let _ = stream.set_nodelay(true);
         let (driver, models, stop) = (Arc::clone(&driver), Arc::clone(&models), stop.clone());
+        let discards = tasks.clone();
         tasks.spawn(async move {
             let service = service_fn(|request| {
-                let (driver, models) = (Arc::clone(&driver), Arc::clone(&models));
-                async move { Ok::<_, Infallible>(handle(request, &driver, &*models).await) }
+                let (driver, models, discards) = (Arc::clone(&driver), Arc::clone(&models), discards.clone());
+                async move { Ok::<_, Infallible>(handle(request, &driver, &*models, &discards).await) }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -70,6 +77,7 @@ async fn handle(
     request: Request<HyperBody>,
     driver: &Arc<Driver>,
     models: &(dyn Fn() -> Bytes + Send + Sync),
+    discards: &TaskTracker,
 ) -> Response<FrontBody> {
     if request.uri().path() == "/v1/models" && request.method() == Method::GET {
         let mut response = Response::new(full(models()));
@@ -78,5 +86,28 @@ async fn handle(
     }
     let (respond, response) = oneshot::channel();
     driver.spawn(FrontPeer::new(request, driver.client().clone(), respond), HeaderMap::new());
-    response.await.unwrap_or_else(|_| error_response(&ApiError::new(Reason::Internal, "internal error")))
+    let Ok(Reply { response, unread }) = response.await else {
+        return error_response(&ApiError::new(Reason::Internal, "internal error"));
+    };
+    if let Some(body) = unread {
+        discards.spawn(discard(body));
+    }
+    response
+}
+
+/// Reads on, and throws away, what a client sends that has its answer already. A connection that is closed with bytes
+/// unread is reset, and the client would see the reset instead of the answer.
+async fn discard(mut body: HyperBody) {
+    let reading = async {
+        let mut left = DISCARD_BYTES;
+        while let Ok(Some(Ok(frame))) = tokio::time::timeout(DISCARD_PAUSE, body.frame()).await {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            if length > left {
+                return;
+            }
+            left -= length;
+        }
+    };
+    // Whoever is not done by then is cut off.
+    let _ = tokio::time::timeout(DISCARD_TIME, reading).await;
 }
