@@ -10,3 +10,4 @@ mod envoy_file;
 mod harness;
 mod harness_itself;
 mod interop;
+mod scale;
