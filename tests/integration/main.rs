@@ -12,3 +12,4 @@ mod harness_itself;
 mod interop;
 mod openai_client;
 mod readme;
+mod scale;
