@@ -7,6 +7,9 @@
 #![allow(clippy::disallowed_methods, reason = "tests measure real processes in real time")]
 
 mod envoy_file;
+mod ext_proc;
 mod harness;
 mod harness_itself;
 mod interop;
+mod metrics;
+mod traces;
