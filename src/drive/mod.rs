@@ -21,7 +21,6 @@ pub use peer::{Incoming, Peer};
 
 use crate::clock::Clock;
 use crate::engines::leg::{EngineClient, LegOutcome};
-use crate::error::{ApiError, Reason};
 use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
 use crate::telemetry::{Tracer, request_id};
@@ -123,12 +122,6 @@ impl Driver {
                     let id_is_unique = request_id == random.to_string();
                     spans.set_request_id(&request_id);
                     Event::Head(RequestHead { request_id, id_is_unique, method, path, headers, end })
-                }
-                Incoming::Misconfigured(text) => {
-                    tracing::error!(text, "the peer is set up in a way that cannot work");
-                    peer.apply(Effect::Refuse(Box::new(ApiError::new(Reason::Internal, text)))).await;
-                    exchange.on(self.clock.now(), Event::Gone, &mut effects);
-                    return;
                 }
             };
             spans.before(&event, exchange.record());

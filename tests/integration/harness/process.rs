@@ -84,6 +84,11 @@ impl Process {
         self.directory.path()
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.lock().expect("child").id()
+    }
+
     /// All that it wrote to standard output.
     pub fn stdout(&self) -> String {
         self.read("stdout.log")
