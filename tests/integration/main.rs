@@ -15,4 +15,5 @@ mod metrics;
 mod openai_client;
 mod readme;
 mod scale;
+mod scenarios;
 mod traces;

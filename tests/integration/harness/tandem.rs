@@ -21,7 +21,7 @@ const WATCH_PERIOD: Duration = Duration::from_millis(100);
 /// How to start a replica.
 #[derive(Clone, Debug, Default)]
 pub struct TandemOptions {
-    /// `--pods`: a file or a directory.
+    /// `--pods`: a file or a directory; empty when the arguments say where pods come from.
     pub pods: PathBuf,
     /// Environment variables; nothing is inherited.
     pub env: Vec<(String, String)>,
@@ -59,7 +59,10 @@ impl Tandem {
         if options.front {
             start.args(["--front-bind-address", "127.0.0.1:0"]);
         }
-        start.arg("--pods").arg(&options.pods).args(&options.args);
+        if !options.pods.as_os_str().is_empty() {
+            start.arg("--pods").arg(&options.pods);
+        }
+        start.args(&options.args);
         for (name, value) in &options.env {
             start.env(name, value);
         }
