@@ -1,11 +1,11 @@
 //! An engine as a program.
 
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use serde_json::json;
+use serde::Serialize;
 
 use crate::config::{Capacity, EngineConfig, KvLoadFailure, MetricNames, OnViolation, Role, Timing};
 use crate::engine::start;
@@ -163,6 +163,15 @@ fn seconds(value: f64) -> io::Result<Duration> {
     Duration::try_from_secs_f64(value).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
+/// The first line of output.
+#[derive(Serialize)]
+struct Listening<'a> {
+    event: &'a str,
+    address: SocketAddr,
+    role: Role,
+    model: &'a str,
+}
+
 /// Runs an engine until SIGINT or SIGTERM, or until it dies.
 ///
 /// # Errors
@@ -171,8 +180,8 @@ pub async fn run(args: SimArgs) -> io::Result<()> {
     let Dialect::Vllm = args.engine;
     let grace = seconds(args.grace_seconds)?;
     let engine = start(args.config()?).await?;
-    let line = json!({"event": "listening", "address": engine.address().to_string(), "role": args.role,
-        "model": args.model});
+    let line = Listening { event: "listening", address: engine.address(), role: args.role, model: &args.model };
+    let line = serde_json::to_string(&line)?;
     {
         let mut out = io::stdout().lock();
         writeln!(out, "{line}")?;

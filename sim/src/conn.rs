@@ -24,6 +24,9 @@ use tokio_util::sync::CancellationToken;
 use crate::fault::Cut;
 use crate::record::End;
 
+/// Longest request head, bytes; as in uvicorn's parser.
+const LONGEST_HEAD: usize = 64 << 10;
+
 const BY_CLIENT: u8 = 0;
 const BY_FAULT: u8 = 1;
 const BY_DEATH: u8 = 2;
@@ -150,7 +153,8 @@ where
         let answer = handler(conn.clone(), request);
         async move { Ok::<_, Infallible>(answer.await) }
     });
-    let mut serving = pin!(http1::Builder::new().half_close(false).serve_connection(io, service));
+    let mut serving =
+        pin!(http1::Builder::new().half_close(false).max_buf_size(LONGEST_HEAD).serve_connection(io, service));
     let mut draining = false;
     loop {
         tokio::select! {

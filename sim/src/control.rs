@@ -96,7 +96,7 @@ struct Shown<'a> {
 fn records(core: &Core) -> Reply {
     let now = ambient::now();
     let records = core.records.all();
-    let shown = |record: &'_ Record| -> serde_json::Value {
+    let shown = |record: &Record| {
         let shown = Shown {
             seq: record.seq,
             method: &record.method,

@@ -54,7 +54,6 @@ pub struct Fault {
     /// Prefix of the request paths it applies to.
     pub path: String,
     /// Matching requests it applies to; `None` means all.
-    #[serde(deserialize_with = "times")]
     pub times: Option<u32>,
     /// Matching requests that it lets through first.
     pub skip: u32,
@@ -319,11 +318,6 @@ fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Err
 
 fn some_millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_millis))
-}
-
-/// `null` means always, as in the Rust type.
-fn times<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-    Option::<u32>::deserialize(deserializer)
 }
 
 fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Bytes>, D::Error> {

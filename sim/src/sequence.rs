@@ -3,8 +3,10 @@
 //! Everything a sequence holds is held by its future, so cancelling it at any await gives all of it back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::ambient;
 use crate::config::{KvLoadFailure, OnViolation};
@@ -14,6 +16,9 @@ use crate::prompt::{Finish, Output, OutputRules, Prompt, plan_output};
 use crate::report::ViolationKind;
 use crate::side_channel::{Claim, PullError};
 use crate::state::{Core, Counted};
+
+/// How late a timer may fire.
+const TIMER_TICKS: Duration = Duration::from_millis(3);
 
 /// Where a sequence's prompt KV comes from.
 #[derive(Clone, Debug)]
@@ -196,7 +201,7 @@ struct Admitted {
     lease: KvLease,
     cached_tokens: u32,
     corrupt: bool,
-    at: tokio::time::Instant,
+    at: Instant,
     _slot: tokio::sync::OwnedSemaphorePermit,
     _running: Counted,
 }
@@ -206,7 +211,8 @@ async fn admit(core: &Arc<Core>, job: &Job, output_tokens: u32) -> Result<Admitt
     let waiting = Counted::waiting(core);
     // The semaphore is never closed; were it, the request would be refused like one of a dead engine.
     let slot = core.slots.clone().acquire_owned().await.map_err(|_| Broken::EngineDead)?;
-    let turn = match job.source {
+    let asked = ambient::now();
+    let mut turn = match job.source {
         Source::Local => Some(core.compute.lock().await),
         Source::Remote(_) | Source::Told => None,
     };
@@ -226,7 +232,9 @@ async fn admit(core: &Arc<Core>, job: &Job, output_tokens: u32) -> Result<Admitt
         Source::Local => {
             drop(waiting);
             let running = Counted::running(core);
-            compute(core, missing).await;
+            if let Some(turn) = &mut turn {
+                compute(core, missing, asked, turn).await;
+            }
             (running, false)
         }
         Source::Told => {
@@ -240,8 +248,8 @@ async fn admit(core: &Arc<Core>, job: &Job, output_tokens: u32) -> Result<Admitt
             drop(waiting);
             let running = Counted::running(core);
             if outcome == Loaded::Nothing {
-                let _turn = core.compute.lock().await;
-                compute(core, missing).await;
+                let asked = ambient::now();
+                compute(core, missing, asked, &mut *core.compute.lock().await).await;
             }
             (running, outcome == Loaded::Corrupt)
         }
@@ -270,16 +278,23 @@ async fn heartbeat(source: &Source) -> std::convert::Infallible {
     }
 }
 
-async fn compute(core: &Core, tokens: u32) {
+/// Timers tick in milliseconds. A prompt that was queued therefore starts when the one before it was due to end, not when
+/// its timer fired, so that a row of short computations takes as long as their sum.
+async fn compute(core: &Core, tokens: u32, asked: Instant, previous_due: &mut Instant) {
     let began = ambient::now();
-    ambient::pause(core.config.timing.prefill(tokens)).await;
+    let queued = asked < *previous_due && began.saturating_duration_since(*previous_due) < TIMER_TICKS;
+    let due = if queued { *previous_due } else { began } + core.config.timing.prefill(tokens);
+    if due > began {
+        tokio::time::sleep_until(due).await;
+    }
+    *previous_due = due;
     core.meters.count(|counts| {
         counts.prefill.time(ambient::now() - began);
         counts.computed_tokens += u64::from(tokens);
     });
 }
 
-fn transferred(core: &Core, tokens: u32, began: tokio::time::Instant) {
+fn transferred(core: &Core, tokens: u32, began: Instant) {
     core.meters.count(|counts| {
         counts.external_queries += u64::from(tokens);
         counts.external_hits += u64::from(tokens);
@@ -298,13 +313,7 @@ enum Loaded {
     Nothing,
 }
 
-async fn pull(
-    core: &Arc<Core>,
-    job: &Job,
-    claim: &Claim,
-    missing: u32,
-    began: tokio::time::Instant,
-) -> Result<Loaded, Broken> {
+async fn pull(core: &Arc<Core>, job: &Job, claim: &Claim, missing: u32, began: Instant) -> Result<Loaded, Broken> {
     let violate = |kind, detail: String| core.violate(Some(job.seq), kind, detail);
     let pulled = match claim.pull(core.config.timing.transfer(missing)).await {
         Ok(pulled) => pulled,

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use xxhash_rust::xxh64::xxh64;
@@ -99,8 +100,8 @@ pub(crate) struct Core {
     pub slots: Arc<Semaphore>,
     /// Held by whoever waits for KV room.
     pub admission: tokio::sync::Mutex<()>,
-    /// Held by whoever computes a prompt: one at a time.
-    pub compute: tokio::sync::Mutex<()>,
+    /// Held by whoever computes a prompt, one at a time: when the previous computation was due to end.
+    pub compute: tokio::sync::Mutex<Instant>,
     pub handoffs: Handoffs,
     pub meters: Meters,
     pub load: Load,
@@ -146,7 +147,7 @@ impl Core {
             kv: KvCache::new(config.capacity.kv_tokens, config.capacity.prefix_cache),
             slots: Arc::new(Semaphore::new(config.capacity.max_running.min(Semaphore::MAX_PERMITS))),
             admission: tokio::sync::Mutex::default(),
-            compute: tokio::sync::Mutex::default(),
+            compute: tokio::sync::Mutex::new(ambient::now()),
             handoffs: Handoffs::new(config.lease, config.limits.finished_handoffs),
             meters: Meters::default(),
             load: Load::default(),

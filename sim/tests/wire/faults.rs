@@ -116,7 +116,7 @@ async fn delays_hold_head_and_first_byte_back() {
 
 #[tokio::test]
 async fn r87_connections_close_after_an_answer_or_when_idle() {
-    let engine = start(EngineConfig::combined("m").keep_alive(Duration::from_millis(30))).await.unwrap();
+    let engine = start(EngineConfig::combined("m").keep_alive(Duration::from_millis(250))).await.unwrap();
     let mut client = Client::connect(engine.address()).await;
     for _ in 0..2 {
         client.post(TEXT, &[], WHOLE).await;
