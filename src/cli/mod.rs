@@ -1,5 +1,6 @@
 //! The command line.
 
+mod check;
 mod quickstart;
 mod serve;
 
@@ -18,6 +19,8 @@ pub struct Cli {
 enum Command {
     /// Run a gateway replica: Envoy ext_proc, admin HTTP and, if asked for, an OpenAI HTTP front.
     Serve(serve::ServeArgs),
+    /// Lint an Envoy configuration or pod manifests, and say what will bite.
+    Check(check::CheckArgs),
     /// Run a simulated inference engine.
     Sim(tandem_sim::cli::SimArgs),
     /// Run everything on this machine: simulated engines, a gateway and its HTTP front in one process.
@@ -29,6 +32,7 @@ impl Cli {
     pub async fn run(self) -> Result<()> {
         match self.command {
             Command::Serve(args) => serve::run(args).await,
+            Command::Check(args) => check::run(&args),
             Command::Sim(args) => Ok(tandem_sim::cli::run(args).await?),
             Command::Quickstart(args) => quickstart::run(args).await,
         }

@@ -21,7 +21,6 @@ pub use peer::{Incoming, Peer};
 
 use crate::clock::Clock;
 use crate::engines::leg::{EngineClient, LegOutcome};
-use crate::error::{ApiError, Reason};
 use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
 use crate::telemetry::{Tracer, request_id};
@@ -36,8 +35,16 @@ pub struct Driver {
     seeds: Seeds,
     tracer: Tracer,
     tasks: TaskTracker,
-    /// Cancelled when the drain timeout of a shutdown has passed.
-    cut: CancellationToken,
+    stops: Stops,
+}
+
+/// What a shutdown tells exchanges, in this order.
+#[derive(Clone, Debug, Default)]
+pub struct Stops {
+    /// No new requests: whoever has sent none yet ends now, or it would hold the replica for as long as it likes.
+    pub idle: CancellationToken,
+    /// The drain timeout has passed: everybody ends now.
+    pub cut: CancellationToken,
 }
 
 type Pending<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
@@ -55,16 +62,16 @@ async fn arrived<T>(pending: &mut Pending<T>) -> T {
 }
 
 impl Driver {
-    /// A driver whose tasks run in `tasks` and are cut by `cut`.
+    /// A driver whose tasks run in `tasks` and end by `stops`.
     pub fn new(
         world: Arc<World>,
         clock: Clock,
         seeds: Seeds,
         tracer: Tracer,
         tasks: TaskTracker,
-        cut: CancellationToken,
+        stops: Stops,
     ) -> Driver {
-        Driver { world, client: EngineClient::new(), clock, seeds, tracer, tasks, cut }
+        Driver { world, client: EngineClient::new(), clock, seeds, tracer, tasks, stops }
     }
 
     /// What exchanges share.
@@ -103,7 +110,8 @@ impl Driver {
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
-                () = self.cut.cancelled() => Incoming::Event(Event::Shutdown),
+                () = self.stops.cut.cancelled() => Incoming::Event(Event::Shutdown),
+                () = self.stops.idle.cancelled(), if !exchange.begun() => Incoming::Event(Event::Shutdown),
             };
             let event = match incoming {
                 Incoming::Event(event) => event,
@@ -114,12 +122,6 @@ impl Driver {
                     let id_is_unique = request_id == random.to_string();
                     spans.set_request_id(&request_id);
                     Event::Head(RequestHead { request_id, id_is_unique, method, path, headers, end })
-                }
-                Incoming::Misconfigured(text) => {
-                    tracing::error!(text, "the peer is set up in a way that cannot work");
-                    peer.apply(Effect::Refuse(Box::new(ApiError::new(Reason::Internal, text)))).await;
-                    exchange.on(self.clock.now(), Event::Gone, &mut effects);
-                    return;
                 }
             };
             spans.before(&event, exchange.record());

@@ -82,6 +82,8 @@ pub enum Event {
     Gone,
     /// The drain timeout of a shutdown has passed.
     Shutdown,
+    /// The peer is set up in a way in which requests cannot be served; the text says how to mend it.
+    Misconfigured(String),
 }
 
 /// How a request goes on to its pod.

@@ -448,8 +448,26 @@ fn ids_from_shared_traces_are_made_unique_for_the_legs() {
     }
 }
 
+#[test]
+fn r85_what_cannot_be_is_a_status_before_the_answers_head_and_a_cut_after_it() {
+    for defect in [|| head(PD), || body(BODY), || answer_head(200), || Event::Misconfigured("mend it".to_owned())] {
+        let mut run = Run::new(world());
+        run.feed(head(PD)).feed(body(BODY)).feed(prefill_ok()).feed(answer_head(200)).feed(chunk("x", false));
+        run.feed(defect());
+        assert_eq!(run.names()[3..], ["route", "head", "chunk", "cut", "end"]);
+        let record = run.record();
+        assert_eq!((record.outcome, record.status), (Outcome::Failed(Reason::Internal), 200));
+        run.oracle();
+    }
+    let mut run = Run::new(world());
+    run.feed(head(PD)).feed(body(BODY)).feed(Event::Misconfigured("mend it".to_owned()));
+    assert_eq!(run.names()[2..], ["prefill", "cancel", "refuse", "end"]);
+    assert_eq!((run.refusal().status, &*run.refusal().message), (StatusCode::INTERNAL_SERVER_ERROR, "mend it"));
+    run.oracle();
+}
+
 fn any_event() -> impl Strategy<Value = u8> {
-    0u8..14
+    0u8..15
 }
 
 fn make(kind: u8) -> Event {
@@ -467,6 +485,7 @@ fn make(kind: u8) -> Event {
         10 => Event::DecodeFailed { detail: String::new() },
         11 => Event::Gone,
         12 => Event::Shutdown,
+        13 => Event::Misconfigured("mend it".to_owned()),
         _ => Event::Prepared(Prepared { length: crate::routing::PromptLength::Unknown, hashes: Vec::new() }),
     }
 }
@@ -483,6 +502,9 @@ proptest! {
             prop_assert!(!ended || run.effects.len() == before, "effects after the end");
         }
         prop_assert!(run.records().len() <= 1);
+        let names = run.names();
+        let head_out = names.iter().position(|name| *name == "head").unwrap_or(names.len());
+        prop_assert!(!names[head_out..].contains(&"refuse"), "an answer follows one whose head is out: {names:?}");
         if run.exchange.ended() {
             let quiet = world.fleet.load().models.values().flat_map(|model| model.pods.clone()).all(|pod| {
                 let view = pod.state.load.view();

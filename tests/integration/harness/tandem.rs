@@ -51,7 +51,11 @@ impl Tandem {
     /// The same for replicas that are expected not to start; the error holds the end of the logs.
     pub async fn try_start(options: TandemOptions) -> Result<Tandem, String> {
         let mut start = Start::new("tandem", env!("CARGO_BIN_EXE_tandem"));
-        start.args(["serve", "--grpc-bind-address", "127.0.0.1:0", "--http-bind-address", "127.0.0.1:0"]);
+        start.args(["serve", "--http-bind-address", "127.0.0.1:0"]);
+        // A replica that replaces another one takes its port.
+        if !options.args.iter().any(|argument| argument == "--grpc-bind-address") {
+            start.args(["--grpc-bind-address", "127.0.0.1:0"]);
+        }
         if options.front {
             start.args(["--front-bind-address", "127.0.0.1:0"]);
         }
