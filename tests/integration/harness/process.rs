@@ -157,7 +157,8 @@ impl Drop for Process {
 /// is lower. Panics when the machine does not allow that.
 pub fn allow_open_files(wanted: usize) {
     // The shell reports the limit that it inherits, and `prlimit` can change that of its parent.
-    let script = r#"[ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge "$1" ] || prlimit --pid "$2" --nofile="$1:""#;
+    let script =
+        r#"[ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge "$1" ] || prlimit --pid "$2" --nofile="$1:""#;
     let mut shell = Command::new("sh");
     shell.args(["-c", script, "sh", &wanted.to_string(), &std::process::id().to_string()]);
     let status = shell.status().expect("run sh");

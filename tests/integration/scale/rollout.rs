@@ -152,7 +152,9 @@ async fn r91_idle_streams_do_not_hold_a_replica() {
     // A client that keeps its connection to the front open.
     let front = base(tandem.front().expect("front"));
     let kept = Call::get(&front, "/v1/models").send().await;
-    tandem.wait_metrics(SOON, "the streams are there", |metrics| metrics.sum("gateway_in_flight_requests", &[]) >= 3.0).await;
+    tandem
+        .wait_metrics(SOON, "the streams are there", |metrics| metrics.sum("gateway_in_flight_requests", &[]) >= 3.0)
+        .await;
     tandem.sigterm();
     // Far below the drain timeout of 300 s that is in force.
     let status = tandem.exited(SOON).await;
