@@ -35,8 +35,16 @@ pub struct Driver {
     seeds: Seeds,
     tracer: Tracer,
     tasks: TaskTracker,
-    /// Cancelled when the drain timeout of a shutdown has passed.
-    cut: CancellationToken,
+    stops: Stops,
+}
+
+/// What a shutdown tells exchanges, in this order.
+#[derive(Clone, Debug, Default)]
+pub struct Stops {
+    /// No new requests: whoever has sent none yet ends now, or it would hold the replica for as long as it likes.
+    pub idle: CancellationToken,
+    /// The drain timeout has passed: everybody ends now.
+    pub cut: CancellationToken,
 }
 
 type Pending<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
@@ -54,16 +62,16 @@ async fn arrived<T>(pending: &mut Pending<T>) -> T {
 }
 
 impl Driver {
-    /// A driver whose tasks run in `tasks` and are cut by `cut`.
+    /// A driver whose tasks run in `tasks` and end by `stops`.
     pub fn new(
         world: Arc<World>,
         clock: Clock,
         seeds: Seeds,
         tracer: Tracer,
         tasks: TaskTracker,
-        cut: CancellationToken,
+        stops: Stops,
     ) -> Driver {
-        Driver { world, client: EngineClient::new(), clock, seeds, tracer, tasks, cut }
+        Driver { world, client: EngineClient::new(), clock, seeds, tracer, tasks, stops }
     }
 
     /// What exchanges share.
@@ -102,7 +110,8 @@ impl Driver {
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
-                () = self.cut.cancelled() => Incoming::Event(Event::Shutdown),
+                () = self.stops.cut.cancelled() => Incoming::Event(Event::Shutdown),
+                () = self.stops.idle.cancelled(), if !exchange.begun() => Incoming::Event(Event::Shutdown),
             };
             let event = match incoming {
                 Incoming::Event(event) => event,

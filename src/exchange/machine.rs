@@ -125,6 +125,11 @@ impl Exchange {
         }
     }
 
+    /// False until the head has arrived: nobody waits for an answer yet.
+    pub fn begun(&self) -> bool {
+        !matches!(self.state, State::AwaitHead)
+    }
+
     /// True once [`Effect::End`] was asked for.
     pub fn ended(&self) -> bool {
         matches!(self.state, State::Ended)
