@@ -20,7 +20,7 @@ use crate::knobs::{Knobs, KvConnector};
 use crate::prefix::PrefixIndex;
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::Charges;
-use crate::telemetry::{InFlight, Metrics, Outcome, PrefillLeg, RequestRecord, Timings};
+use crate::telemetry::{InFlight, Limit, Metrics, Outcome, PrefillLeg, RequestRecord, Timings};
 
 /// What every exchange of a replica shares. All of it can be used without waiting.
 #[derive(Debug)]
@@ -143,6 +143,12 @@ impl Exchange {
             (state, Event::Shutdown) => self.shut_down(now, &state, effects),
             (State::AwaitHead, Event::Head(head)) => self.on_head(now, head, effects),
             (State::AwaitBody, Event::Body { data, end }) => self.on_body(now, data, end, effects),
+            (State::AwaitBody, Event::BodyTimeout) => {
+                self.world.metrics.rejected(Limit::FrontBodyTime);
+                let text = "the request body did not arrive in time";
+                self.refuse(now, ApiError::new(Reason::BodyTimeout, text), effects)
+            }
+            (State::AwaitBody, Event::BodyTooLarge) => self.refuse(now, self.too_large(), effects),
             (State::Preparing(routing), Event::Prepared(prepared)) => self.route(now, *routing, &prepared, effects),
             (State::Prefilling(routed), Event::Prefill(outcome)) => self.on_prefill(now, *routed, &outcome, effects),
             (State::AwaitAnswer, Event::AnswerHead(head)) => self.on_answer_head(now, &head, effects),
@@ -175,6 +181,8 @@ impl Exchange {
     fn on_answer_head(&mut self, now: Tick, head: &AnswerHead, effects: &mut Vec<Effect>) -> State {
         self.record.timings.answer_head = Some(now);
         self.record.status = head.status.as_u16();
+        // A pod that answers has the request: the front no longer holds its bytes.
+        self.reservation = Reservation::empty(&self.world.buffered);
         effects.push(Effect::ForwardHead(self.answer_headers.clone()));
         let answer = Answer::new(head, self.record.stream);
         if head.end { self.end_answer(now, answer, effects) } else { State::Answering(Box::new(answer)) }
@@ -229,13 +237,21 @@ impl Exchange {
     fn out_of_order(&mut self, now: Tick, state: State, event: &Event, effects: &mut Vec<Effect>) -> State {
         match (&state, event) {
             // Late outcomes of work that the machine has moved on from.
-            (_, Event::Prefill(_) | Event::Prepared(_) | Event::DecodeFailed { .. }) => state,
+            (_, Event::Prefill(_) | Event::Prepared(_) | Event::DecodeFailed { .. } | Event::BodyTimeout) => state,
             (State::Preparing(_) | State::Prefilling(_), Event::Body { data, .. }) if data.is_empty() => state,
+            // The head of an answer is out: an error can no longer be told, only shown.
+            (State::Answering(_), _) => {
+                effects.push(Effect::Cut);
+                self.end(now, Outcome::Failed(Reason::Internal), effects)
+            }
             _ => {
                 if matches!(state, State::Prefilling(_)) {
                     effects.push(Effect::CancelPrefill);
                 }
-                let text = "the request's parts came in an order that cannot be";
+                let text = match event {
+                    Event::Misconfigured { text } => text.clone(),
+                    _ => "the request's parts came in an order that cannot be".to_owned(),
+                };
                 self.refuse(now, ApiError::new(Reason::Internal, text), effects)
             }
         }
