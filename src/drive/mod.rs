@@ -21,7 +21,6 @@ pub use peer::{Incoming, Peer};
 
 use crate::clock::Clock;
 use crate::engines::leg::{EngineClient, LegOutcome};
-use crate::error::{ApiError, Reason};
 use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
 use crate::telemetry::{Tracer, request_id};
@@ -36,8 +35,16 @@ pub struct Driver {
     seeds: Seeds,
     tracer: Tracer,
     tasks: TaskTracker,
-    /// Cancelled when the drain timeout of a shutdown has passed.
-    cut: CancellationToken,
+    stops: Stops,
+}
+
+/// What a shutdown tells exchanges, in this order.
+#[derive(Clone, Debug, Default)]
+pub struct Stops {
+    /// No new requests: whoever has sent none yet ends now, or it would hold the replica for as long as it likes.
+    pub idle: CancellationToken,
+    /// The drain timeout has passed: everybody ends now.
+    pub cut: CancellationToken,
 }
 
 type Pending<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
@@ -55,16 +62,16 @@ async fn arrived<T>(pending: &mut Pending<T>) -> T {
 }
 
 impl Driver {
-    /// A driver whose tasks run in `tasks` and are cut by `cut`.
+    /// A driver whose tasks run in `tasks` and end by `stops`.
     pub fn new(
         world: Arc<World>,
         clock: Clock,
         seeds: Seeds,
         tracer: Tracer,
         tasks: TaskTracker,
-        cut: CancellationToken,
+        stops: Stops,
     ) -> Driver {
-        Driver { world, client: EngineClient::new(), clock, seeds, tracer, tasks, cut }
+        Driver { world, client: EngineClient::new(), clock, seeds, tracer, tasks, stops }
     }
 
     /// What exchanges share.
@@ -97,13 +104,17 @@ impl Driver {
         let mut prefill: Pending<LegOutcome> = None;
         let mut prepare: Pending<Prepared> = None;
         let mut effects = Vec::with_capacity(4);
+        // A token of its own: thousands of tasks that look at one would share its lock.
+        let cut = self.stops.cut.child_token();
         while !exchange.ended() {
             let incoming = tokio::select! {
                 biased;
+                // First, so that a peer that always has something to say cannot put it off.
+                () = cut.cancelled() => Incoming::Event(Event::Shutdown),
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
-                () = self.cut.cancelled() => Incoming::Event(Event::Shutdown),
+                () = self.stops.idle.cancelled(), if !exchange.begun() => Incoming::Event(Event::Shutdown),
             };
             let event = match incoming {
                 Incoming::Event(event) => event,
@@ -114,12 +125,6 @@ impl Driver {
                     let id_is_unique = request_id == random.to_string();
                     spans.set_request_id(&request_id);
                     Event::Head(RequestHead { request_id, id_is_unique, method, path, headers, end })
-                }
-                Incoming::Misconfigured(text) => {
-                    tracing::error!(text, "the peer is set up in a way that cannot work");
-                    peer.apply(Effect::Refuse(Box::new(ApiError::new(Reason::Internal, text)))).await;
-                    exchange.on(self.clock.now(), Event::Gone, &mut effects);
-                    return;
                 }
             };
             spans.before(&event, exchange.record());
@@ -138,13 +143,13 @@ impl Driver {
                     Effect::Route(mut plan) => {
                         let add = spans.hand_over(exchange.record(), plan.address.as_deref());
                         replace_trace_headers(&mut plan.headers, &add);
-                        peer.route(*plan, add).await;
+                        unless_cut(&cut, peer.route(*plan, add)).await;
                     }
                     Effect::End(record) => {
                         spans.finish(&record);
                         self.world.metrics.finish(&record);
                     }
-                    effect => peer.apply(effect).await,
+                    effect => unless_cut(&cut, peer.apply(effect)).await,
                 }
             }
         }
@@ -158,11 +163,20 @@ fn replace_trace_headers(headers: &mut HeaderMap, trace: &HeaderMap) {
     }
 }
 
-/// Runs a job on a blocking thread; should that fail, on this one.
-async fn off_the_loop(job: PrepareJob) -> Prepared {
-    let fallback = job.clone();
-    match tokio::task::spawn_blocking(move || job.run()).await {
-        Ok(prepared) => prepared,
-        Err(_) => fallback.run(),
+/// Waits for the peer, which may take as long as it likes to take something in, but not beyond the end of a shutdown.
+/// A peer that is late even then gets what it can take at once, so that it learns of the cut.
+async fn unless_cut(cut: &CancellationToken, taken: impl Future<Output = ()>) {
+    tokio::select! {
+        biased;
+        () = taken => {}
+        () = cut.cancelled() => {}
     }
+}
+
+/// Runs a job on a blocking thread. Should it panic, the request is routed without what it would have found out.
+async fn off_the_loop(job: PrepareJob) -> Prepared {
+    tokio::task::spawn_blocking(move || job.run()).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "the prompt could not be prepared");
+        Prepared::unknown()
+    })
 }

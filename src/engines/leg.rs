@@ -76,8 +76,10 @@ pub struct LegRequest {
     pub max_answer_bytes: usize,
 }
 
-/// Engines run behind uvicorn, which closes idle connections after 5 s; a pool that keeps them longer races it.
-const POOL_IDLE: Duration = Duration::from_secs(3);
+/// How long a connection may have been idle to be used again. A request that meets an engine closing its connection fails,
+/// and must not be sent twice, since nobody can tell whether it was read. So this lies far below the keep-alive time of
+/// any usual server (gunicorn: 2 s, uvicorn: 5 s) and only serves pods that are busy; to the others, connecting is cheap.
+const POOL_IDLE: Duration = Duration::from_millis(500);
 /// A pod that does not even accept a connection for this long is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle connections kept for one pod.
@@ -184,8 +186,15 @@ fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
 
 fn build(address: &str, path: &str, headers: HeaderMap, body: Bytes) -> Result<Request<Full<Bytes>>, LegError> {
     let setup = |error: http::Error| LegError { class: LegFailure::RequestSetup, detail: error.to_string() };
+    // Anything else would run into the authority: `http://10.0.0.1:8000` followed by `*`, or by `@evil`.
+    if !path.starts_with('/') {
+        return Err(LegError { class: LegFailure::RequestSetup, detail: "the path does not start with /".to_owned() });
+    }
     let uri = Uri::builder().scheme("http").authority(address).path_and_query(path).build().map_err(setup)?;
     let mut request = Request::builder().method(Method::POST).uri(uri).body(Full::new(body)).map_err(setup)?;
     *request.headers_mut() = headers;
     Ok(request)
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 mod intake;
 mod legs;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -20,7 +21,7 @@ use crate::knobs::{Knobs, KvConnector};
 use crate::prefix::PrefixIndex;
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::Charges;
-use crate::telemetry::{InFlight, Metrics, Outcome, PrefillLeg, RequestRecord, Timings};
+use crate::telemetry::{InFlight, Limit, Metrics, Outcome, PrefillLeg, RequestRecord, Timings};
 
 /// What every exchange of a replica shares. All of it can be used without waiting.
 #[derive(Debug)]
@@ -124,6 +125,11 @@ impl Exchange {
         }
     }
 
+    /// False until the head has arrived: nobody waits for an answer yet.
+    pub fn begun(&self) -> bool {
+        !matches!(self.state, State::AwaitHead)
+    }
+
     /// True once [`Effect::End`] was asked for.
     pub fn ended(&self) -> bool {
         matches!(self.state, State::Ended)
@@ -141,8 +147,18 @@ impl Exchange {
             (State::Ended, _) => State::Ended,
             (state, Event::Gone) => self.gone(now, state, effects),
             (state, Event::Shutdown) => self.shut_down(now, &state, effects),
+            (state, Event::Misconfigured(text)) => {
+                tracing::error!(text, "the peer is set up in a way that cannot work");
+                self.defect(now, &state, text, effects)
+            }
             (State::AwaitHead, Event::Head(head)) => self.on_head(now, head, effects),
             (State::AwaitBody, Event::Body { data, end }) => self.on_body(now, data, end, effects),
+            (State::AwaitBody, Event::BodyTimeout) => {
+                self.world.metrics.rejected(Limit::FrontBodyTime);
+                let text = "the request body did not arrive in time";
+                self.refuse(now, ApiError::new(Reason::BodyTimeout, text), effects)
+            }
+            (State::AwaitBody, Event::BodyTooLarge) => self.refuse(now, self.too_large(), effects),
             (State::Preparing(routing), Event::Prepared(prepared)) => self.route(now, *routing, &prepared, effects),
             (State::Prefilling(routed), Event::Prefill(outcome)) => self.on_prefill(now, *routed, &outcome, effects),
             (State::AwaitAnswer, Event::AnswerHead(head)) => self.on_answer_head(now, &head, effects),
@@ -175,6 +191,8 @@ impl Exchange {
     fn on_answer_head(&mut self, now: Tick, head: &AnswerHead, effects: &mut Vec<Effect>) -> State {
         self.record.timings.answer_head = Some(now);
         self.record.status = head.status.as_u16();
+        // A pod that answers has the request: the front no longer holds its bytes.
+        self.reservation = Reservation::empty(&self.world.buffered);
         effects.push(Effect::ForwardHead(self.answer_headers.clone()));
         let answer = Answer::new(head, self.record.stream);
         if head.end { self.end_answer(now, answer, effects) } else { State::Answering(Box::new(answer)) }
@@ -229,16 +247,29 @@ impl Exchange {
     fn out_of_order(&mut self, now: Tick, state: State, event: &Event, effects: &mut Vec<Effect>) -> State {
         match (&state, event) {
             // Late outcomes of work that the machine has moved on from.
-            (_, Event::Prefill(_) | Event::Prepared(_) | Event::DecodeFailed { .. }) => state,
+            (_, Event::Prefill(_) | Event::Prepared(_) | Event::DecodeFailed { .. } | Event::BodyTimeout) => state,
             (State::Preparing(_) | State::Prefilling(_), Event::Body { data, .. }) if data.is_empty() => state,
-            _ => {
-                if matches!(state, State::Prefilling(_)) {
-                    effects.push(Effect::CancelPrefill);
-                }
-                let text = "the request's parts came in an order that cannot be";
-                self.refuse(now, ApiError::new(Reason::Internal, text), effects)
-            }
+            _ => self.defect(now, &state, "the request's parts came in an order that cannot be", effects),
         }
+    }
+
+    /// Something that must not happen. An answer whose head is out can only be cut.
+    fn defect(
+        &mut self,
+        now: Tick,
+        state: &State,
+        text: impl Into<Cow<'static, str>>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        match state {
+            State::Prefilling(_) => effects.push(Effect::CancelPrefill),
+            State::Answering(_) => {
+                effects.push(Effect::Cut);
+                return self.end(now, Outcome::Failed(Reason::Internal), effects);
+            }
+            _ => {}
+        }
+        self.refuse(now, ApiError::new(Reason::Internal, text), effects)
     }
 
     fn end(&mut self, now: Tick, outcome: Outcome, effects: &mut Vec<Effect>) -> State {

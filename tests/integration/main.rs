@@ -7,8 +7,13 @@
 
 mod bodies;
 mod envoy_file;
+mod ext_proc;
 mod harness;
 mod harness_itself;
 mod interop;
+mod metrics;
 mod openai_client;
 mod readme;
+mod scale;
+mod scenarios;
+mod traces;

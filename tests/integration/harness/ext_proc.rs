@@ -117,7 +117,8 @@ impl Head {
         self
     }
 
-    fn message(self, end_of_stream: bool) -> pb::HttpHeaders {
+    /// The message.
+    pub fn message(self, end_of_stream: bool) -> pb::HttpHeaders {
         pb::HttpHeaders { headers: Some(HeaderMap { headers: self.0 }), end_of_stream, ..Default::default() }
     }
 }
@@ -190,8 +191,12 @@ impl ExtProcStream {
 
     /// Sends any message.
     pub async fn send(&self, message: Message) {
+        self.send_whole(pb::ProcessingRequest { request: Some(message), ..Default::default() }).await;
+    }
+
+    /// Sends a message with all that surrounds it.
+    pub async fn send_whole(&self, message: pb::ProcessingRequest) {
         let messages = self.messages.as_ref().expect("the stream was half-closed before");
-        let message = pb::ProcessingRequest { request: Some(message), ..Default::default() };
         // A replica that has ended the stream no longer reads; the test sees that in `next`.
         let _ = within("send to ext_proc", messages.send(message)).await;
     }
