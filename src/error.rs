@@ -35,6 +35,8 @@ pub enum Reason {
     BodyTooLarge,
     /// Fewer or more body bytes arrived than `content-length` announced.
     BodyTruncated,
+    /// The body did not arrive within the time that an upload may take (HTTP front only).
+    BodyTimeout,
     /// The path is none of the endpoints.
     UnknownPath,
     /// The endpoint exists, but not for this method.
@@ -72,12 +74,13 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for tables and tests.
-    pub const ALL: [Reason; 21] = [
+    pub const ALL: [Reason; 22] = [
         Reason::InvalidApiKey,
         Reason::BodyInvalid,
         Reason::ModelMissing,
         Reason::BodyTooLarge,
         Reason::BodyTruncated,
+        Reason::BodyTimeout,
         Reason::UnknownPath,
         Reason::MethodNotAllowed,
         Reason::MultipartInvalid,
@@ -109,6 +112,7 @@ impl Reason {
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => StatusCode::BAD_REQUEST,
             Reason::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Reason::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Reason::UnknownPath => StatusCode::NOT_IMPLEMENTED,
             Reason::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Reason::NoRoutablePods
@@ -131,6 +135,7 @@ impl Reason {
             | Reason::ModelMissing
             | Reason::BodyTooLarge
             | Reason::BodyTruncated
+            | Reason::BodyTimeout
             | Reason::UnknownPath
             | Reason::MethodNotAllowed
             | Reason::MultipartInvalid
@@ -151,6 +156,7 @@ impl Reason {
             Reason::BodyInvalid
             | Reason::BodyTooLarge
             | Reason::BodyTruncated
+            | Reason::BodyTimeout
             | Reason::UnknownPath
             | Reason::MethodNotAllowed => &["x-error-request-body-processing"],
             Reason::ModelMissing => &["x-error-request-body-processing", "x-error-no-model-in-request"],
@@ -192,6 +198,7 @@ impl Reason {
                 "x-error-request-body-processing_fail"
             }
             Reason::BodyTooLarge => "body_too_large",
+            Reason::BodyTimeout => "body_timeout",
             Reason::UnknownPath | Reason::MethodNotAllowed => "unknown_request_path",
             Reason::MultipartInvalid => "x-error-multipart-parsing_fail",
             Reason::ModelUnknown | Reason::NoRoutablePods => "x-error-no-model-backends_fail",
@@ -210,7 +217,7 @@ impl Reason {
 /// The `type` of an error object for a status (the reference gateway's section 1.8).
 pub fn error_type(status: StatusCode) -> &'static str {
     match status.as_u16() {
-        400 | 404 | 405 | 413 | 422 => "invalid_request_error",
+        400 | 404 | 405 | 408 | 413 | 422 => "invalid_request_error",
         401 => "authentication_error",
         429 => "rate_limit_error",
         503 => "overloaded_error",

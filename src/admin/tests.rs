@@ -78,7 +78,7 @@ fn state() -> AdminState {
 fn with_fleet(pods: Vec<Arc<Pod>>) -> AdminState {
     let state = state();
     let models = HashMap::from([("llama".into(), Arc::new(model(pods)))]);
-    state.fleet.store(Snapshot { version: 3, models });
+    state.fleet.store(Snapshot::new(3, models));
     state
 }
 
@@ -111,7 +111,7 @@ async fn readiness_tells_why() {
     assert_eq!(detail["reasons"], json!(["no snapshot of the fleet yet"]));
 
     let empty = state();
-    empty.fleet.store(Snapshot { version: 1, models: HashMap::new() });
+    empty.fleet.store(Snapshot::new(1, HashMap::new()));
     let (status, detail) = get_json(&empty, "/readyz").await;
     assert_eq!((status, &detail["notes"]), (StatusCode::OK, &json!(["no routable pods"])));
 

@@ -55,8 +55,25 @@ struct FileState {
     /// A whole version was read once.
     good: bool,
     problems: Vec<String>,
-    /// The last look found the file empty or missing.
-    vanishing: bool,
+    /// What the last look found instead, when it found pods missing: it counts if the next look finds the same.
+    doubted: Option<Doubted>,
+}
+
+/// A finding that may be the middle of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubted {
+    /// The file was missing.
+    Missing,
+    /// A text with this hash.
+    Text(u64),
+}
+
+impl FileState {
+    /// Some pod in force is not among `pods`, or has lost its address (which stands at the end of a manifest).
+    fn loses_pods(&self, pods: &[Manifest]) -> bool {
+        let now: HashMap<_, bool> = pods.iter().map(|pod| (pod.key(), pod.has_address())).collect();
+        self.pods.iter().any(|pod| now.get(&pod.key()).is_none_or(|there| pod.has_address() && !there))
+    }
 }
 
 /// One file as it is now.
@@ -81,8 +98,9 @@ impl PodFiles {
 
     /// Looks once. `None` when nothing changed since the last look.
     ///
-    /// A file with a broken document keeps its last good version. One that is suddenly empty or missing keeps it
-    /// until the next look confirms that, since editors truncate and rename.
+    /// A file with a broken document keeps its last good version. One that suddenly lacks pods, or is missing
+    /// altogether, keeps it until the next look finds the same, since editors truncate, rename, and write in pieces:
+    /// half a file of several documents is a good file with fewer pods.
     pub fn poll_once(&mut self) -> Option<Found> {
         let mut changed = self.last.is_none();
         match list(&self.path) {
@@ -141,28 +159,29 @@ impl PodFiles {
                 state.hash = None;
                 return changed;
             }
-            Content::Missing if state.vanishing || state.pods.is_empty() => {
+            Content::Missing if state.doubted == Some(Doubted::Missing) || state.pods.is_empty() => {
                 self.files.remove(path);
                 return true;
             }
             Content::Missing => {
-                state.vanishing = true;
+                state.doubted = Some(Doubted::Missing);
                 state.hash = None;
                 return false;
             }
         };
         let hash = self.hasher.hash_one(&text);
         if state.hash == Some(hash) {
-            state.vanishing = false;
+            state.doubted = None;
             return false;
         }
-        if text.trim().is_empty() && !state.pods.is_empty() && !state.vanishing {
-            state.vanishing = true;
-            return false;
-        }
-        state.vanishing = false;
-        state.hash = Some(hash);
         let documents = read_documents(&text);
+        let doubted = Some(Doubted::Text(hash));
+        if documents.broken.is_empty() && state.doubted != doubted && state.loses_pods(&documents.pods) {
+            state.doubted = doubted;
+            return false;
+        }
+        state.doubted = None;
+        state.hash = Some(hash);
         state.problems = documents.foreign.iter().map(|text| format!("{name}: {text}")).collect();
         let broken = !documents.broken.is_empty();
         for error in &documents.broken {

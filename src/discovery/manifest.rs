@@ -69,6 +69,20 @@ struct ContainerStatus {
     restart_count: u32,
 }
 
+impl Manifest {
+    /// Namespace and name, as far as they are said.
+    pub(super) fn key(&self) -> (Option<&str>, Option<&str>) {
+        let metadata = self.metadata.as_ref();
+        let of = |field: fn(&Metadata) -> Option<&str>| metadata.and_then(field);
+        (of(|metadata| metadata.namespace.as_deref()), of(|metadata| metadata.name.as_deref()))
+    }
+
+    /// Has a `status.podIP`.
+    pub(super) fn has_address(&self) -> bool {
+        self.status.as_ref().and_then(|status| status.pod_ip.as_deref()).is_some_and(|ip| !ip.is_empty())
+    }
+}
+
 /// A document that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("document {document}{}: {text}", .pod.as_ref().map(|pod| format!(" (pod {pod})")).unwrap_or_default())]

@@ -104,13 +104,16 @@ impl Driver {
         let mut prefill: Pending<LegOutcome> = None;
         let mut prepare: Pending<Prepared> = None;
         let mut effects = Vec::with_capacity(4);
+        // A token of its own: thousands of tasks that look at one would share its lock.
+        let cut = self.stops.cut.child_token();
         while !exchange.ended() {
             let incoming = tokio::select! {
                 biased;
+                // First, so that a peer that always has something to say cannot put it off.
+                () = cut.cancelled() => Incoming::Event(Event::Shutdown),
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
-                () = self.stops.cut.cancelled() => Incoming::Event(Event::Shutdown),
                 () = self.stops.idle.cancelled(), if !exchange.begun() => Incoming::Event(Event::Shutdown),
             };
             let event = match incoming {
@@ -140,13 +143,13 @@ impl Driver {
                     Effect::Route(mut plan) => {
                         let add = spans.hand_over(exchange.record(), plan.address.as_deref());
                         replace_trace_headers(&mut plan.headers, &add);
-                        peer.route(*plan, add).await;
+                        unless_cut(&cut, peer.route(*plan, add)).await;
                     }
                     Effect::End(record) => {
                         spans.finish(&record);
                         self.world.metrics.finish(&record);
                     }
-                    effect => peer.apply(effect).await,
+                    effect => unless_cut(&cut, peer.apply(effect)).await,
                 }
             }
         }
@@ -160,11 +163,20 @@ fn replace_trace_headers(headers: &mut HeaderMap, trace: &HeaderMap) {
     }
 }
 
-/// Runs a job on a blocking thread; should that fail, on this one.
-async fn off_the_loop(job: PrepareJob) -> Prepared {
-    let fallback = job.clone();
-    match tokio::task::spawn_blocking(move || job.run()).await {
-        Ok(prepared) => prepared,
-        Err(_) => fallback.run(),
+/// Waits for the peer, which may take as long as it likes to take something in, but not beyond the end of a shutdown.
+/// A peer that is late even then gets what it can take at once, so that it learns of the cut.
+async fn unless_cut(cut: &CancellationToken, taken: impl Future<Output = ()>) {
+    tokio::select! {
+        biased;
+        () = taken => {}
+        () = cut.cancelled() => {}
     }
+}
+
+/// Runs a job on a blocking thread. Should it panic, the request is routed without what it would have found out.
+async fn off_the_loop(job: PrepareJob) -> Prepared {
+    tokio::task::spawn_blocking(move || job.run()).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "the prompt could not be prepared");
+        Prepared::unknown()
+    })
 }

@@ -186,8 +186,15 @@ fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
 
 fn build(address: &str, path: &str, headers: HeaderMap, body: Bytes) -> Result<Request<Full<Bytes>>, LegError> {
     let setup = |error: http::Error| LegError { class: LegFailure::RequestSetup, detail: error.to_string() };
+    // Anything else would run into the authority: `http://10.0.0.1:8000` followed by `*`, or by `@evil`.
+    if !path.starts_with('/') {
+        return Err(LegError { class: LegFailure::RequestSetup, detail: "the path does not start with /".to_owned() });
+    }
     let uri = Uri::builder().scheme("http").authority(address).path_and_query(path).build().map_err(setup)?;
     let mut request = Request::builder().method(Method::POST).uri(uri).body(Full::new(body)).map_err(setup)?;
     *request.headers_mut() = headers;
     Ok(request)
 }
+
+#[cfg(test)]
+mod tests;

@@ -37,6 +37,17 @@ pub struct RequestHead {
     pub end: bool,
 }
 
+impl RequestHead {
+    /// What it costs to keep, bytes, about.
+    pub fn size(&self) -> usize {
+        /// Of a header, beside its text: the map's entry and index, two reference-counted buffers.
+        const OVERHEAD: usize = 160;
+        let header =
+            |(name, value): (&http::HeaderName, &http::HeaderValue)| name.as_str().len() + value.len() + OVERHEAD;
+        self.path.len() + self.request_id.len() + self.headers.iter().map(header).sum::<usize>()
+    }
+}
+
 /// The head of the answer of a decode (or single) pod.
 #[derive(Clone, Debug)]
 pub struct AnswerHead {
@@ -78,6 +89,10 @@ pub enum Event {
         /// For the log.
         detail: String,
     },
+    /// The body does not arrive within the time that an upload may take (front only; Envoy has a timer of its own).
+    BodyTimeout,
+    /// A body message was longer than the transport takes; its bytes are lost.
+    BodyTooLarge,
     /// The client, or the Envoy stream that stands for it, is gone.
     Gone,
     /// The drain timeout of a shutdown has passed.

@@ -1,8 +1,6 @@
 //! Which headers go where.
 
-use http::header::{
-    ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Headers by which a client could steer a leg or an engine past the gateway: taken away in both directions of trust.
@@ -26,6 +24,19 @@ const CLIENT_FORBIDDEN_PREFIXES: [&str; 2] = ["x-override-", "x-trtllm-"];
 /// Headers that speak to the gateway and mean nothing to an engine.
 const GATEWAY_ONLY: [&str; 3] = ["routing-strategy", "external-filter", "config-profile"];
 
+/// Headers about one connection (RFC 9110, section 7.6.1).
+const HOP_BY_HOP: [&str; 9] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
 fn forbidden(name: &str) -> bool {
     CLIENT_FORBIDDEN.contains(&name) || CLIENT_FORBIDDEN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
@@ -41,37 +52,19 @@ pub fn names_to_strip(headers: &HeaderMap) -> Vec<String> {
 }
 
 /// The client's headers as a leg may carry them: without hop-by-hop headers and those that a `connection` header
-/// names, without what would mislead an engine, with a JSON content type and this attempt's `x-request-id`.
+/// names, without what would mislead an engine, with a content type (JSON, unless the client says otherwise) and
+/// this attempt's `x-request-id`.
 pub fn leg_headers(client: &HeaderMap, request_id: &str) -> HeaderMap {
-    let named_by_connection: Vec<String> = client
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(|name| name.trim().to_ascii_lowercase())
-        .collect();
-    let hop_by_hop = [
-        CONNECTION,
-        CONTENT_LENGTH,
-        TRANSFER_ENCODING,
-        HOST,
-        TE,
-        TRAILER,
-        UPGRADE,
-        EXPECT,
-        ACCEPT_ENCODING,
-        HeaderName::from_static("keep-alive"),
-        HeaderName::from_static("proxy-connection"),
-        HeaderName::from_static("proxy-authorization"),
-    ];
+    let named = named_by_connection(client);
     let mut headers = HeaderMap::with_capacity(client.len() + 2);
     for (name, value) in client {
         let text = name.as_str();
-        let skip = hop_by_hop.contains(name)
+        let skip = HOP_BY_HOP.contains(&text)
+            || [CONTENT_LENGTH, HOST, EXPECT, ACCEPT_ENCODING].contains(name)
             || forbidden(text)
             || GATEWAY_ONLY.contains(&text)
             || text.starts_with("x-envoy-")
-            || named_by_connection.iter().any(|named| named == text);
+            || named.iter().any(|named| named == text);
         if !skip {
             headers.append(name.clone(), value.clone());
         }
@@ -83,6 +76,28 @@ pub fn leg_headers(client: &HeaderMap, request_id: &str) -> HeaderMap {
         headers.insert(HeaderName::from_static("x-request-id"), value);
     }
     headers
+}
+
+/// Takes away what concerns one connection only, so that an answer can go on over another one. Its trailers are not
+/// passed on, so the announcement of them goes too.
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    for name in named_by_connection(headers) {
+        headers.remove(name);
+    }
+    for name in HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+/// The names that `connection` declares to be about this connection, in lower case.
+fn named_by_connection(headers: &HeaderMap) -> Vec<String> {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|name| name.trim().to_ascii_lowercase())
+        .collect()
 }
 
 /// A header value as text: trimmed, and only when it is text.
@@ -128,6 +143,28 @@ mod tests {
         assert_eq!(leg["x-request-id"], "R");
         assert_eq!(leg.get_all("x-request-id").iter().count(), 1);
         assert_eq!(leg["content-type"], "application/json");
+    }
+
+    #[test]
+    fn answers_lose_what_concerns_one_connection() {
+        let mut answer = map(&[
+            ("content-type", b"text/event-stream"),
+            ("connection", b"Keep-Alive, x-hop"),
+            ("connection", b"X-Other"),
+            ("keep-alive", b"timeout=5"),
+            ("x-hop", b"1"),
+            ("x-hop", b"2"),
+            ("x-other", b"1"),
+            ("transfer-encoding", b"chunked"),
+            ("trailer", b"x-sum"),
+            ("upgrade", b"websocket"),
+            ("proxy-authenticate", b"Basic"),
+            ("content-length", b"5"),
+        ]);
+        strip_hop_by_hop(&mut answer);
+        let mut names: Vec<_> = answer.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["content-length", "content-type"]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::knobs::{Knobs, KvConnector};
 use crate::prefix::PrefixIndex;
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::Charges;
-use crate::telemetry::{InFlight, Metrics, Outcome, PrefillLeg, RequestRecord, Timings};
+use crate::telemetry::{InFlight, Limit, Metrics, Outcome, PrefillLeg, RequestRecord, Timings};
 
 /// What every exchange of a replica shares. All of it can be used without waiting.
 #[derive(Debug)]
@@ -153,6 +153,12 @@ impl Exchange {
             }
             (State::AwaitHead, Event::Head(head)) => self.on_head(now, head, effects),
             (State::AwaitBody, Event::Body { data, end }) => self.on_body(now, data, end, effects),
+            (State::AwaitBody, Event::BodyTimeout) => {
+                self.world.metrics.rejected(Limit::FrontBodyTime);
+                let text = "the request body did not arrive in time";
+                self.refuse(now, ApiError::new(Reason::BodyTimeout, text), effects)
+            }
+            (State::AwaitBody, Event::BodyTooLarge) => self.refuse(now, self.too_large(), effects),
             (State::Preparing(routing), Event::Prepared(prepared)) => self.route(now, *routing, &prepared, effects),
             (State::Prefilling(routed), Event::Prefill(outcome)) => self.on_prefill(now, *routed, &outcome, effects),
             (State::AwaitAnswer, Event::AnswerHead(head)) => self.on_answer_head(now, &head, effects),
@@ -185,6 +191,8 @@ impl Exchange {
     fn on_answer_head(&mut self, now: Tick, head: &AnswerHead, effects: &mut Vec<Effect>) -> State {
         self.record.timings.answer_head = Some(now);
         self.record.status = head.status.as_u16();
+        // A pod that answers has the request: the front no longer holds its bytes.
+        self.reservation = Reservation::empty(&self.world.buffered);
         effects.push(Effect::ForwardHead(self.answer_headers.clone()));
         let answer = Answer::new(head, self.record.stream);
         if head.end { self.end_answer(now, answer, effects) } else { State::Answering(Box::new(answer)) }
@@ -239,7 +247,7 @@ impl Exchange {
     fn out_of_order(&mut self, now: Tick, state: State, event: &Event, effects: &mut Vec<Effect>) -> State {
         match (&state, event) {
             // Late outcomes of work that the machine has moved on from.
-            (_, Event::Prefill(_) | Event::Prepared(_) | Event::DecodeFailed { .. }) => state,
+            (_, Event::Prefill(_) | Event::Prepared(_) | Event::DecodeFailed { .. } | Event::BodyTimeout) => state,
             (State::Preparing(_) | State::Prefilling(_), Event::Body { data, .. }) if data.is_empty() => state,
             _ => self.defect(now, &state, "the request's parts came in an order that cannot be", effects),
         }

@@ -23,6 +23,6 @@ mod tests;
 
 pub use admission::{Budget, Permit, Reservation};
 pub use event::{Adapter, AnswerHead, Effect, Event, RequestHead, RoutePlan};
-pub use headers::leg_headers;
+pub use headers::{leg_headers, strip_hop_by_hop};
 pub use machine::{Exchange, World};
 pub use prepare::{PrepareJob, Prepared};

@@ -87,9 +87,12 @@ pub fn check_engine(model: &Model) -> Result<(), ApiError> {
 }
 
 impl Plan {
-    /// The work on the prompt that the selection needs; an empty job when nothing depends on the prompt.
-    pub fn prepare(&self, model: &Model, body: &ParsedBody, knobs: &Knobs, hash_seed: u64) -> PrepareJob {
+    /// The work on the prompt that the selection needs; an empty job when nothing depends on the prompt. Takes the
+    /// prompt out of the body: nobody else needs it, and a request would otherwise hold it twice until its prefill
+    /// leg ends.
+    pub fn prepare(&self, model: &Model, body: &mut ParsedBody, knobs: &Knobs, hash_seed: u64) -> PrepareJob {
         let mut job = PrepareJob::default();
+        let (text, key) = (std::mem::take(&mut body.prompt.text), std::mem::take(&mut body.prompt.prefix_key));
         if self.strategy != Some(Strategy::Pd) {
             return job;
         }
@@ -97,11 +100,11 @@ impl Plan {
             && body.prompt.token_ids.is_none()
             && let Some(limit) = largest_bound(model, self.profile.as_deref())
         {
-            job.count = Some((body.prompt.text.clone(), limit));
+            job.count = Some((text, limit));
         }
         if self.splittable == Splittable::Yes && self.knobs.prefill_policy == PrefillPolicy::PrefixCache {
             job.hash = Some(HashJob {
-                key: body.prompt.prefix_key.clone(),
+                key,
                 tokenizer: knobs.prefix.tokenizer,
                 block_size: knobs.prefix.block_size,
                 seed: hash_seed,

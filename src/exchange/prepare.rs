@@ -1,14 +1,19 @@
 //! Work on the prompt that a selection needs: token counts and block hashes. Pure, and big prompts are worth a thread.
 
 use crate::knobs::Tokenizer;
-use crate::prefix::{BlockHashes, block_hashes, count_tokens_up_to, tokenize};
+use crate::prefix::{BlockHashes, MAX_PROMPT_BLOCKS, block_hashes, count_tokens_up_to, tokenize};
 use crate::routing::PromptLength;
 
 /// Prompts up to this many bytes are tokenised where they are: about a quarter of a millisecond.
 const INLINE_TOKENIZE_BYTES: usize = 8 * 1024;
 
+/// Prompts up to this many blocks, and up to this many bytes, are hashed where they are: both about a quarter of a
+/// millisecond.
+const INLINE_HASH_BLOCKS: usize = 4096;
+const INLINE_HASH_BYTES: usize = 1024 * 1024;
+
 /// What to compute.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct PrepareJob {
     /// Count the tokens of this text, up to the limit, when buckets depend on it.
     pub count: Option<(String, u64)>,
@@ -17,7 +22,7 @@ pub struct PrepareJob {
 }
 
 /// Input of the block hashes.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct HashJob {
     /// The prefix key.
     pub key: Vec<u8>,
@@ -34,18 +39,28 @@ pub struct HashJob {
 pub struct Prepared {
     /// Prompt length, if it was asked for.
     pub length: PromptLength,
-    /// Block hashes, empty if they were not asked for.
+    /// Block hashes, empty if they were not asked for. Of a longer prompt, those of its first
+    /// [`MAX_PROMPT_BLOCKS`] blocks: the index does not store more of one.
     pub hashes: BlockHashes,
+}
+
+impl Prepared {
+    /// Nothing is known about the prompt.
+    pub fn unknown() -> Prepared {
+        Prepared { length: PromptLength::Unknown, hashes: BlockHashes::new() }
+    }
 }
 
 impl PrepareJob {
     /// Too much work for the event loop.
     pub fn is_heavy(&self) -> bool {
         let counting = self.count.as_ref().is_some_and(|(text, _)| text.len() > INLINE_TOKENIZE_BYTES);
-        let hashing = self
-            .hash
-            .as_ref()
-            .is_some_and(|hash| hash.tokenizer == Tokenizer::Tiktoken && hash.key.len() > INLINE_TOKENIZE_BYTES);
+        let hashing = self.hash.as_ref().is_some_and(|hash| match hash.tokenizer {
+            Tokenizer::Tiktoken => hash.key.len() > INLINE_TOKENIZE_BYTES,
+            Tokenizer::Character => {
+                hash.key.len() > INLINE_HASH_BYTES || hash.key.len() / hash.block_size.max(1) > INLINE_HASH_BLOCKS
+            }
+        });
         counting || hashing
     }
 
@@ -63,8 +78,47 @@ impl PrepareJob {
         };
         let hashes = match self.hash {
             None => BlockHashes::new(),
-            Some(job) => block_hashes(&tokenize(job.tokenizer, &job.key), job.block_size, job.seed),
+            Some(job) => {
+                let bytes = tokenize(job.tokenizer, &job.key);
+                let longest = job.block_size.saturating_mul(MAX_PROMPT_BLOCKS);
+                block_hashes(bytes.get(..longest).unwrap_or(&bytes), job.block_size, job.seed)
+            }
         };
         Prepared { length, hashes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(tokenizer: Tokenizer, bytes: usize, block_size: usize) -> PrepareJob {
+        PrepareJob { count: None, hash: Some(HashJob { key: vec![b'x'; bytes], tokenizer, block_size, seed: 0 }) }
+    }
+
+    #[test]
+    fn only_small_prompts_are_worked_on_where_they_are() {
+        use Tokenizer::{Character, Tiktoken};
+        for (job, heavy) in [
+            (PrepareJob::default(), false),
+            (job(Tiktoken, INLINE_TOKENIZE_BYTES, 128), false),
+            (job(Tiktoken, INLINE_TOKENIZE_BYTES + 1, 128), true),
+            (job(Character, INLINE_HASH_BLOCKS * 128 + 127, 128), false),
+            (job(Character, (INLINE_HASH_BLOCKS + 1) * 128, 128), true),
+            (job(Character, INLINE_HASH_BYTES, 4096), false),
+            (job(Character, INLINE_HASH_BYTES + 1, 4096), true),
+            (job(Character, 1000, 0), false),
+            (PrepareJob { count: Some(("x".repeat(INLINE_TOKENIZE_BYTES), 9)), hash: None }, false),
+            (PrepareJob { count: Some(("x".repeat(INLINE_TOKENIZE_BYTES + 1), 9)), hash: None }, true),
+        ] {
+            assert_eq!(job.is_heavy(), heavy);
+        }
+    }
+
+    #[test]
+    fn a_prompt_has_a_bounded_number_of_hashes() {
+        assert_eq!(job(Tokenizer::Character, 400, 4).run().hashes.len(), 100);
+        assert_eq!(job(Tokenizer::Character, MAX_PROMPT_BLOCKS + 9, 1).run().hashes.len(), MAX_PROMPT_BLOCKS);
+        assert_eq!(job(Tokenizer::Character, 9, usize::MAX).run(), Prepared::unknown());
     }
 }

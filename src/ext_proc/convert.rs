@@ -22,7 +22,6 @@ pub struct Head {
 /// Envoy fills `raw_value` or `value`, depending on its version and runtime flags: read both, raw first.
 pub fn head(envoy: EnvoyHeaders) -> Head {
     let mut head = Head::default();
-    head.headers.reserve(envoy.headers.len());
     for EnvoyHeader { key, value, raw_value } in envoy.headers {
         let bytes = if raw_value.is_empty() { value.into_bytes() } else { raw_value };
         match key.as_str() {
@@ -34,7 +33,8 @@ pub fn head(envoy: EnvoyHeaders) -> Head {
                 if let (Ok(name), Ok(value)) =
                     (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_maybe_shared(bytes::Bytes::from(bytes)))
                 {
-                    head.headers.append(name, value);
+                    // Fails beyond 32768 headers, which no proxy lets through.
+                    let _ = head.headers.try_append(name, value);
                 }
             }
         }

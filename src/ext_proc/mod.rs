@@ -35,10 +35,14 @@ pub struct Processor {
 impl Processor {
     /// The service, with messages up to the configured size both ways.
     pub fn service(driver: Arc<Driver>) -> ExternalProcessorServer<Processor> {
-        let limit = driver.world().knobs.limits.max_grpc_message_bytes;
+        let limits = &driver.world().knobs.limits;
+        let incoming = limits.max_grpc_message_bytes;
+        // A routed body is the client's with a hand-off in it: a limit that the client's body just met would fail the
+        // request after its prefill leg.
+        let outgoing = incoming.saturating_add(limits.max_prefill_answer_bytes);
         ExternalProcessorServer::new(Processor { driver })
-            .max_decoding_message_size(limit)
-            .max_encoding_message_size(limit)
+            .max_decoding_message_size(incoming)
+            .max_encoding_message_size(outgoing)
     }
 }
 

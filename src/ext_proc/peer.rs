@@ -6,7 +6,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request a
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse, ProtocolConfiguration};
 use http::{HeaderMap, Method, StatusCode};
 use tokio::sync::mpsc;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::{convert, reply};
 use crate::drive::{Incoming, Peer};
@@ -20,6 +20,8 @@ pub struct EnvoyPeer {
     replies: mpsc::Sender<Result<ProcessingResponse, Status>>,
     /// The answer ended with trailers: its last (empty) chunk is no message that waits for a reply.
     trailers: bool,
+    /// Envoy sends one body message for each request. It says "end of stream" there only when no trailers follow.
+    one_body_message: bool,
 }
 
 impl EnvoyPeer {
@@ -28,7 +30,7 @@ impl EnvoyPeer {
         messages: Streaming<ProcessingRequest>,
         replies: mpsc::Sender<Result<ProcessingResponse, Status>>,
     ) -> EnvoyPeer {
-        EnvoyPeer { messages, replies, trailers: false }
+        EnvoyPeer { messages, replies, trailers: false, one_body_message: false }
     }
 
     async fn reply(&self, reply: ProcessingResponse) {
@@ -56,9 +58,18 @@ impl Peer for EnvoyPeer {
 
     async fn next(&mut self) -> Incoming {
         loop {
-            // A clean end or a reset before the exchange is over: the client, or Envoy itself, is gone.
-            let Ok(Some(message)) = self.messages.message().await else { return Incoming::Event(Event::Gone) };
+            let message = match self.messages.message().await {
+                Ok(Some(message)) => message,
+                // The one message that can be too long is a body.
+                Err(status) if status.code() == Code::OutOfRange => return Incoming::Event(Event::BodyTooLarge),
+                // A clean end or a reset before the exchange is over: the client, or Envoy itself, is gone.
+                Ok(None) | Err(_) => return Incoming::Event(Event::Gone),
+            };
             let mode = unsupported_mode(message.protocol_config.as_ref());
+            if let Some(config) = &message.protocol_config {
+                use BodySendMode::{Buffered, BufferedPartial};
+                self.one_body_message = matches!(config.request_body_mode(), Buffered | BufferedPartial);
+            }
             match message.request {
                 Some(Message::RequestHeaders(headers)) => {
                     let head = convert::head(headers.headers.unwrap_or_default());
@@ -77,7 +88,8 @@ impl Peer for EnvoyPeer {
                     };
                 }
                 Some(Message::RequestBody(body)) => {
-                    return Incoming::Event(Event::Body { data: Bytes::from(body.body), end: body.end_of_stream });
+                    let end = body.end_of_stream || self.one_body_message;
+                    return Incoming::Event(Event::Body { data: Bytes::from(body.body), end });
                 }
                 Some(Message::ResponseHeaders(headers)) => {
                     let head = convert::head(headers.headers.unwrap_or_default());

@@ -1,17 +1,19 @@
 //! From pod specs to a snapshot: pure.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Weak};
 
 use super::{Model, ModelConfig, PartialRoleset, Pod, PodKey, PodSpec, PodState, Role, Roleset, Snapshot};
+use crate::load::LoadCell;
 
 /// What makes two sightings of a pod the same incarnation. The key is part of it although a UID should be enough:
 /// hand-written manifests get copied together with their UIDs, and two pods must never share one load cell.
-type Identity = (PodKey, Arc<str>, u32);
+pub(super) type Identity = (PodKey, Arc<str>, u32);
 
 /// Builds the next snapshot. An incarnation (UID and restart count) of `previous` keeps its [`PodState`] whatever else
 /// changed about it, except that a pod which moved to another model starts afresh; a model keeps its
-/// [`crate::load::Commit`]. `next_slot` numbers new incarnations and only grows. Of several specs with one key the
+/// [`crate::load::Commit`]. An incarnation that left and comes back while requests still run on it is new in all but its
+/// load: those requests are still there. `next_slot` numbers new incarnations and only grows. Of several specs with one key the
 /// first counts.
 ///
 /// The model-level configuration is that of the pod with the lowest key among those that have one, pods that are
@@ -30,7 +32,9 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
             _ => {
                 let slot = *next_slot;
                 *next_slot = next_slot.wrapping_add(1);
-                made(spec, Arc::new(PodState::new(slot, Arc::new(spec.metric_labels()))))
+                let running = previous.departed.get(&(Arc::clone(&spec.model), identity(spec)));
+                let load = running.and_then(Weak::upgrade).unwrap_or_default();
+                made(spec, Arc::new(PodState::sharing(slot, Arc::new(spec.metric_labels()), load)))
             }
         };
         by_model.entry(&spec.model).or_default().push(pod);
@@ -42,7 +46,19 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
             (Arc::clone(name), Arc::new(Model { name: Arc::clone(name), commit, ..assemble(pods) }))
         })
         .collect();
-    Snapshot { version: previous.version + 1, models }
+    let mut next = Snapshot::new(previous.version + 1, models);
+    next.departed = departed(previous, &next);
+    next
+}
+
+/// The load cells that nobody in `next` has, but running requests may.
+fn departed(previous: &Snapshot, next: &Snapshot) -> HashMap<(Arc<str>, Identity), Weak<LoadCell>> {
+    let staying: HashSet<*const LoadCell> = next.pods().map(|pod| Arc::as_ptr(&pod.state.load)).collect();
+    let earlier = previous.departed.iter().map(|(key, load)| (key.clone(), Weak::clone(load)));
+    let leaving = previous
+        .pods()
+        .map(|pod| ((Arc::clone(&pod.spec.model), identity(&pod.spec)), Arc::downgrade(&pod.state.load)));
+    earlier.chain(leaving).filter(|(_, load)| load.strong_count() > 0 && !staying.contains(&load.as_ptr())).collect()
 }
 
 fn identity(spec: &PodSpec) -> Identity {

@@ -190,8 +190,9 @@ pub fn join_host_port(host: &str, port: u16) -> String {
 pub struct PodState {
     /// A number that names this incarnation in the process; never used twice.
     pub slot: u32,
-    /// In-flight work charged by this replica.
-    pub load: LoadCell,
+    /// In-flight work charged by this replica. Shared with an earlier sighting of the same incarnation, if that still has
+    /// some: see [`build`].
+    pub load: Arc<LoadCell>,
     /// The last scraped engine metrics.
     pub signals: ArcSwap<Signals>,
     /// Metric labels of the pod as it was first seen. They stay for the life of the incarnation, so that a gauge goes
@@ -202,7 +203,12 @@ pub struct PodState {
 impl PodState {
     /// A fresh incarnation with nothing charged and nothing known.
     pub fn new(slot: u32, labels: Arc<PodLabels>) -> PodState {
-        PodState { slot, load: LoadCell::default(), signals: ArcSwap::from_pointee(Signals::unknown()), labels }
+        PodState::sharing(slot, labels, Arc::default())
+    }
+
+    /// The same over a load cell that exists.
+    pub fn sharing(slot: u32, labels: Arc<PodLabels>, load: Arc<LoadCell>) -> PodState {
+        PodState { slot, load, signals: ArcSwap::from_pointee(Signals::unknown()), labels }
     }
 }
 

@@ -1,12 +1,13 @@
 //! The immutable view that one request routes on.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 
+use super::build::Identity;
 use super::{Engine, ModelConfig, Pod};
-use crate::load::Commit;
+use crate::load::{Commit, LoadCell};
 
 /// A roleset with at least one routable prefill and one routable decode replica.
 #[derive(Clone, Debug)]
@@ -69,9 +70,17 @@ pub struct Snapshot {
     pub version: u64,
     /// Models by name.
     pub models: HashMap<Arc<str>, Arc<Model>>,
+    /// Load cells of incarnations that left while requests were running on them, by model and identity. Empty most of
+    /// the time; one that is released for good goes with the next build.
+    pub(super) departed: HashMap<(Arc<str>, Identity), Weak<LoadCell>>,
 }
 
 impl Snapshot {
+    /// A snapshot of these models, before which no pod has left.
+    pub fn new(version: u64, models: HashMap<Arc<str>, Arc<Model>>) -> Snapshot {
+        Snapshot { version, models, departed: HashMap::new() }
+    }
+
     /// The model of that name.
     pub fn model(&self, name: &str) -> Option<&Arc<Model>> {
         self.models.get(name)

@@ -2,31 +2,23 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, HeaderName, TRANSFER_ENCODING};
 use http::{HeaderMap, Request, Response};
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Frame, Incoming as HyperBody};
+use http_body_util::BodyExt;
+use hyper::body::Incoming as HyperBody;
 use tokio::sync::{mpsc, oneshot};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::time::Sleep;
 
+use super::body::{AnswerBody, AnswerSender, FrontBody, full};
 use crate::drive::{Incoming, Peer};
 use crate::engines::leg::{EngineClient, LegError};
 use crate::error::{ApiError, Reason};
-use crate::exchange::{Adapter, AnswerHead, Effect, Event, RoutePlan};
+use crate::exchange::{Adapter, AnswerHead, Effect, Event, RoutePlan, strip_hop_by_hop};
 
 /// Chunks on their way to a slow client before the decode pod is no longer read.
 const CHUNK_QUEUE: usize = 4;
-
-/// The answer breaks off: hyper then closes the connection without the closing chunk.
-#[derive(Debug, thiserror::Error)]
-#[error("the answer is cut short")]
-pub struct Cut;
-
-/// Bodies that the front sends.
-pub type FrontBody = UnsyncBoxBody<Bytes, Cut>;
 
 /// An error as an HTTP response.
 pub fn error_response(error: &ApiError) -> Response<FrontBody> {
@@ -36,36 +28,36 @@ pub fn error_response(error: &ApiError) -> Response<FrontBody> {
     response
 }
 
-/// A whole body.
-pub fn full(bytes: Bytes) -> FrontBody {
-    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
-}
-
 type Connecting = Pin<Box<dyn Future<Output = Result<Response<HyperBody>, LegError>> + Send>>;
 
 enum Decode {
     NotYet,
     Connecting(Connecting),
     Streaming(HyperBody),
-    Over,
+    /// It ended as it should.
+    Complete,
+    Broken,
 }
 
 /// A client connection and the decode leg that serves it.
 pub struct FrontPeer {
     request: Option<Request<()>>,
     body: Option<HyperBody>,
+    /// When the body has to be here.
+    body_limit: Pin<Box<Sleep>>,
     client: EngineClient,
     respond: Option<oneshot::Sender<Response<FrontBody>>>,
-    chunks: Option<mpsc::Sender<Result<Frame<Bytes>, Cut>>>,
+    chunks: Option<AnswerSender>,
     decode: Decode,
     answer: Option<Response<()>>,
     chunk: Bytes,
 }
 
 impl FrontPeer {
-    /// A request that has just arrived; its response goes to `respond`.
+    /// A request that has just arrived; its body has `body_timeout` to do so, its response goes to `respond`.
     pub fn new(
         request: Request<HyperBody>,
+        body_timeout: Duration,
         client: EngineClient,
         respond: oneshot::Sender<Response<FrontBody>>,
     ) -> FrontPeer {
@@ -73,6 +65,7 @@ impl FrontPeer {
         FrontPeer {
             request: Some(Request::from_parts(head, ())),
             body: Some(body),
+            body_limit: Box::pin(tokio::time::sleep(body_timeout)),
             client,
             respond: Some(respond),
             chunks: None,
@@ -98,11 +91,16 @@ impl FrontPeer {
 
     async fn next_of_decode(decode: &mut Decode, answer: &mut Option<Response<()>>, chunk: &mut Bytes) -> Event {
         match decode {
-            Decode::NotYet | Decode::Over => std::future::pending().await,
+            Decode::NotYet | Decode::Complete | Decode::Broken => std::future::pending().await,
             Decode::Connecting(connecting) => match connecting.as_mut().await {
                 Err(error) => {
-                    *decode = Decode::Over;
+                    *decode = Decode::Broken;
                     Event::DecodeFailed { detail: error.to_string() }
+                }
+                // Nobody asked for another protocol, and this connection could not carry it.
+                Ok(response) if response.status().is_informational() => {
+                    *decode = Decode::Broken;
+                    Event::DecodeFailed { detail: format!("it answered {}", response.status()) }
                 }
                 Ok(response) => {
                     let (head, body) = response.into_parts();
@@ -115,12 +113,12 @@ impl FrontPeer {
             Decode::Streaming(body) => loop {
                 match body.frame().await {
                     None => {
-                        *decode = Decode::Over;
+                        *decode = Decode::Complete;
                         *chunk = Bytes::new();
                         return Event::AnswerChunk { data: Bytes::new(), end: true };
                     }
                     Some(Err(error)) => {
-                        *decode = Decode::Over;
+                        *decode = Decode::Broken;
                         return Event::DecodeFailed { detail: error.to_string() };
                     }
                     Some(Ok(frame)) => {
@@ -137,17 +135,15 @@ impl FrontPeer {
     fn send_head(&mut self, add: &HeaderMap) {
         let (Some(respond), Some(answer)) = (self.respond.take(), self.answer.take()) else { return };
         let (sender, receiver) = mpsc::channel(CHUNK_QUEUE);
+        let (chunks, body) = AnswerBody::new(sender, receiver);
         let (mut head, ()) = answer.into_parts();
-        for name in [CONNECTION, TRANSFER_ENCODING, HeaderName::from_static("keep-alive")] {
-            head.headers.remove(name);
-        }
+        strip_hop_by_hop(&mut head.headers);
         for (name, value) in add {
             head.headers.insert(name.clone(), value.clone());
         }
-        let body = StreamBody::new(ReceiverStream::new(receiver)).boxed_unsync();
-        self.chunks = Some(sender);
+        self.chunks = Some(chunks);
         // The receiver is gone when the client is; the next event says so.
-        let _ = respond.send(Response::from_parts(head, body));
+        let _ = respond.send(Response::from_parts(head, body.boxed_unsync()));
     }
 }
 
@@ -161,8 +157,12 @@ impl Peer for FrontPeer {
             return Incoming::Head { method: head.method, path, headers: head.headers, end: false };
         }
         if let Some(body) = &mut self.body {
-            let event = Self::next_body(body).await;
-            if matches!(event, Event::Gone | Event::Body { end: true, .. }) {
+            let event = tokio::select! {
+                biased;
+                event = Self::next_body(body) => event,
+                () = self.body_limit.as_mut() => Event::BodyTimeout,
+            };
+            if !matches!(event, Event::Body { end: false, .. }) {
                 self.body = None;
             }
             return Incoming::Event(event);
@@ -186,8 +186,13 @@ impl Peer for FrontPeer {
             Effect::ForwardHead(add) => self.send_head(&add),
             Effect::ForwardChunk => {
                 let chunk = std::mem::take(&mut self.chunk);
-                if let (Some(chunks), false) = (&self.chunks, chunk.is_empty()) {
-                    let _ = chunks.send(Ok(Frame::data(chunk))).await;
+                if let Some(chunks) = &self.chunks {
+                    chunks.send(chunk).await;
+                }
+                if matches!(self.decode, Decode::Complete)
+                    && let Some(chunks) = self.chunks.take()
+                {
+                    chunks.complete();
                 }
             }
             Effect::Refuse(error) => {
@@ -195,11 +200,8 @@ impl Peer for FrontPeer {
                     let _ = respond.send(error_response(&error));
                 }
             }
-            Effect::Cut => {
-                if let Some(chunks) = self.chunks.take() {
-                    let _ = chunks.send(Err(Cut)).await;
-                }
-            }
+            // An answer whose sender goes before it is complete is cut.
+            Effect::Cut => self.chunks = None,
             _ => {}
         }
     }
@@ -221,7 +223,7 @@ impl Peer for FrontPeer {
             Some(respond) => {
                 let _ = respond.send(error_response(&ApiError::new(Reason::Internal, "internal error")));
             }
-            None => self.apply(Effect::Cut).await,
+            None => self.chunks = None,
         }
     }
 }

@@ -15,12 +15,19 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::peer::{FrontBody, FrontPeer, error_response, full};
+use super::body::{FrontBody, full};
+use super::peer::{FrontPeer, error_response};
+use super::stall::StallGuard;
 use crate::drive::Driver;
 use crate::error::{ApiError, Reason};
+use crate::exchange::Budget;
+use crate::telemetry::Limit;
 
-/// A client that takes longer to send its request head is cut off.
+/// A client that takes longer to send its request head is cut off; so is a connection without a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// A longer request head gets 431, and no more than this is buffered of one connection in either direction, bytes. What
+/// arrives together may exceed it once.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Pause after a failed accept (out of file descriptors), so that it does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -33,6 +40,8 @@ pub async fn serve(
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
+    let limits = driver.world().knobs.limits.clone();
+    let connections = Budget::new(limits.max_front_connections);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -42,9 +51,16 @@ pub async fn serve(
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
+        let metrics = Arc::clone(&driver.world().metrics);
+        let Some(permit) = connections.permit() else {
+            metrics.rejected(Limit::FrontConnections);
+            continue;
+        };
         let _ = stream.set_nodelay(true);
+        let stream = StallGuard::new(stream, limits.front_stall_timeout, move || metrics.rejected(Limit::FrontStall));
         let (driver, models, stop) = (Arc::clone(&driver), Arc::clone(&models), stop.clone());
         tasks.spawn(async move {
+            let _permit = permit;
             let service = service_fn(|request| {
                 let (driver, models) = (Arc::clone(&driver), Arc::clone(&models));
                 async move { Ok::<_, Infallible>(handle(request, &driver, &*models).await) }
@@ -52,6 +68,7 @@ pub async fn serve(
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
+                .max_buf_size(MAX_HEAD_BYTES)
                 .half_close(false)
                 .serve_connection(TokioIo::new(stream), service);
             let mut connection = std::pin::pin!(connection);
@@ -77,6 +94,7 @@ async fn handle(
         return response;
     }
     let (respond, response) = oneshot::channel();
-    driver.spawn(FrontPeer::new(request, driver.client().clone(), respond), HeaderMap::new());
+    let body_timeout = driver.world().knobs.limits.front_body_timeout;
+    driver.spawn(FrontPeer::new(request, body_timeout, driver.client().clone(), respond), HeaderMap::new());
     response.await.unwrap_or_else(|_| error_response(&ApiError::new(Reason::Internal, "internal error")))
 }

@@ -140,6 +140,13 @@ pub struct Limits {
     pub max_buffered_bytes: usize,
     /// `TANDEM_MAX_STREAMS` (20000): requests in flight on this replica; beyond it, 503.
     pub max_streams: usize,
+    /// `TANDEM_FRONT_MAX_CONNECTIONS` (20000): connections to the HTTP front; further ones are closed.
+    pub max_front_connections: usize,
+    /// `TANDEM_FRONT_BODY_TIMEOUT_SECONDS` (300 s): how long a request body may take to arrive at the HTTP front; 408.
+    pub front_body_timeout: Duration,
+    /// `TANDEM_FRONT_STALL_TIMEOUT_SECONDS` (300 s): a client of the HTTP front that takes in nothing of its answer for
+    /// so long is cut off.
+    pub front_stall_timeout: Duration,
     /// `TANDEM_MAX_PREFILL_ANSWER_BYTES` (64 MiB): a longer prefill answer fails the leg.
     pub max_prefill_answer_bytes: usize,
     /// gRPC message limit in bytes: `AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES`, or, when that is unset, the body limit plus

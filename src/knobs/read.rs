@@ -352,7 +352,17 @@ fn read_limits(reader: &mut Reader<'_>) -> Limits {
         ));
         max_body_bytes = lowered;
     }
-    Limits { max_body_bytes, max_buffered_bytes, max_streams, max_prefill_answer_bytes, max_grpc_message_bytes }
+    let time = |reader: &mut Reader<'_>, name| reader.value(name, Duration::from_mins(5), parse::seconds, secs);
+    Limits {
+        max_body_bytes,
+        max_buffered_bytes,
+        max_streams,
+        max_front_connections: size(reader, "TANDEM_FRONT_MAX_CONNECTIONS", 20_000),
+        front_body_timeout: time(reader, "TANDEM_FRONT_BODY_TIMEOUT_SECONDS"),
+        front_stall_timeout: time(reader, "TANDEM_FRONT_STALL_TIMEOUT_SECONDS"),
+        max_prefill_answer_bytes,
+        max_grpc_message_bytes,
+    }
 }
 
 fn read_scrape(reader: &mut Reader<'_>) -> ScrapeKnobs {

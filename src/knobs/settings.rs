@@ -174,8 +174,30 @@ pub(super) const GROUPS: &[Group] = &[
                 "TANDEM_MAX_BODY_BYTES + 1 MiB",
                 "bytes",
                 "",
-                "Largest ext_proc message. One that is too small for the body limit lowers the body limit, with a \
-                 warning.",
+                "Largest ext_proc message from Envoy. One that is too small for the body limit lowers the body limit, \
+                 with a warning.",
+            ),
+            one(
+                "TANDEM_FRONT_MAX_CONNECTIONS",
+                "20000",
+                "connections",
+                "",
+                "Connections to the HTTP front; further ones are closed.",
+            ),
+            one(
+                "TANDEM_FRONT_BODY_TIMEOUT_SECONDS",
+                "300",
+                "seconds",
+                "",
+                "How long a request body may take to arrive at the HTTP front; after that 408. (Behind Envoy, its \
+                 `request_timeout` bounds this.)",
+            ),
+            one(
+                "TANDEM_FRONT_STALL_TIMEOUT_SECONDS",
+                "300",
+                "seconds",
+                "",
+                "A client of the HTTP front that takes in nothing of its answer for so long is cut off.",
             ),
         ],
     },

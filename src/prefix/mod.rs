@@ -17,3 +17,4 @@ mod tests;
 pub use hash::{BlockHashes, block_hashes};
 pub use index::{Drained, PrefixIndex, PrefixStats, PrefixUpdate};
 pub use tokens::{count_tokens_up_to, tokenize};
+pub use writer::MAX_PROMPT_BLOCKS;

@@ -20,6 +20,8 @@ const EXPIRIES_PER_DRAIN: usize = 65_536;
 /// Entries that one drain looks at while there are departed pods, and otherwise.
 const SWEEP_DEPARTED: u32 = 16_384;
 const SWEEP_QUIET: u32 = 256;
+/// Most blocks of one prompt that are stored, however large the index is.
+pub const MAX_PROMPT_BLOCKS: usize = 1 << 18;
 /// How long a departed slot is remembered at least, in seconds: requests that routed on an older snapshot may still
 /// offer updates for it.
 const DEPARTED_LINGER: u32 = 60;
@@ -54,7 +56,7 @@ impl Sizing {
             bytes,
             max_entries,
             queue_bytes,
-            max_prompt_blocks: (max_entries / 4).clamp(1, 1 << 18),
+            max_prompt_blocks: (max_entries / 4).clamp(1, MAX_PROMPT_BLOCKS),
             max_idle: u32::try_from(idle).unwrap_or(u32::MAX),
         }
     }

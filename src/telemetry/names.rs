@@ -140,7 +140,8 @@ metrics! {
     ConfigErrors "tandem_config_errors" Gauge &[],
         "Settings that kept their default because the value is not usable, and problems of the pods' manifests.";
     Rejected "tandem_rejected_total" Counter &["limit"],
-        "Requests refused because this replica holds too many `streams` or `buffered_bytes`.";
+        "What this replica did not do for a client because of a limit: requests refused (`streams`, `buffered_bytes`, \
+         `front_body_time`), connections to the front closed (`front_connections`, `front_stall`).";
     BufferedBytes "tandem_buffered_bytes" Gauge &[],
         "Bytes of request bodies held.";
     EngineMetricMissing "tandem_engine_metric_missing_total" Counter &["engine", "metric"],

@@ -101,6 +101,29 @@ fn a_file_that_is_empty_for_a_moment_keeps_its_pods() {
     assert_eq!(watched.poll_once(), Some(Found::default()));
 }
 
+#[test]
+fn half_a_file_is_not_a_smaller_fleet() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pods.yaml");
+    let whole = format!("{}---\n{}", manifest("a", "10.0.0.1"), manifest("b", "10.0.0.2"));
+    let mut watched = files(&path);
+    std::fs::write(&path, &whole).unwrap();
+    assert_eq!(pods(&watched.poll_once().unwrap()), ["a@10.0.0.1", "b@10.0.0.2"]);
+    // Wherever a writer was interrupted, the fleet stays as it was, and the finished file is no news.
+    for length in 0..whole.len() {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        let found = watched.poll_once();
+        assert!(found.is_none_or(|found| pods(&found).len() == 2), "after {length} bytes");
+        std::fs::write(&path, &whole).unwrap();
+        if let Some(found) = watched.poll_once() {
+            assert_eq!(pods(&found), ["a@10.0.0.1", "b@10.0.0.2"], "after {length} bytes");
+        }
+    }
+    // New pods and new addresses count at once.
+    std::fs::write(&path, whole.replace("10.0.0.2", "10.0.0.3") + "---\n" + &manifest("c", "10.0.0.4")).unwrap();
+    assert_eq!(pods(&watched.poll_once().unwrap()), ["a@10.0.0.1", "b@10.0.0.3", "c@10.0.0.4"]);
+}
+
 #[cfg(unix)]
 #[test]
 fn a_mounted_configmap_is_followed_through_its_links() {
@@ -137,6 +160,7 @@ fn a_broken_document_leaves_the_last_good_version_of_its_file() {
     assert!(found.problems[0].contains("x.yaml") && found.problems[0].contains("(pod b)"), "{:?}", found.problems);
 
     std::fs::write(&x, manifest("a", "10.9.9.9")).unwrap();
+    assert_eq!(watched.poll_once(), None, "a pod less is believed when it is seen twice");
     let found = watched.poll_once().unwrap();
     assert_eq!((pods(&found), found.problems.len()), (vec!["a@10.9.9.9".to_owned(), "c@10.0.0.4".to_owned()], 0));
 

@@ -19,7 +19,7 @@ use crate::telemetry::Limit;
 impl Exchange {
     pub(super) fn on_head(&mut self, now: Tick, head: RequestHead, effects: &mut Vec<Effect>) -> State {
         self.record.request_id.clone_from(&head.request_id);
-        let checked = self.check_head(&head);
+        let checked = self.check_head(&head).and_then(|endpoint| self.reserve(head.size()).map(|()| endpoint));
         let remove = names_to_strip(&head.headers);
         let end = head.end;
         self.head = Some(head);
@@ -55,7 +55,16 @@ impl Exchange {
         Ok(endpoint)
     }
 
-    fn too_large(&self) -> ApiError {
+    /// Takes a share of the common budget, before anything is kept.
+    fn reserve(&mut self, bytes: usize) -> Result<(), ApiError> {
+        if self.reservation.grow(bytes) {
+            return Ok(());
+        }
+        self.world.metrics.rejected(Limit::BufferedBytes);
+        Err(ApiError::new(Reason::Overloaded, "too many request bytes are being held by this gateway replica"))
+    }
+
+    pub(super) fn too_large(&self) -> ApiError {
         let limit = self.world.knobs.limits.max_body_bytes;
         ApiError::new(Reason::BodyTooLarge, format!("the request body is longer than {limit} bytes"))
     }
@@ -66,10 +75,8 @@ impl Exchange {
         if self.received_bytes.saturating_add(data.len()) > self.world.knobs.limits.max_body_bytes {
             return self.refuse(now, self.too_large(), effects);
         }
-        if !self.reservation.grow(data.len()) {
-            self.world.metrics.rejected(Limit::BufferedBytes);
-            let text = "too many request bytes are being held by this gateway replica";
-            return self.refuse(now, ApiError::new(Reason::Overloaded, text), effects);
+        if let Err(error) = self.reserve(data.len()) {
+            return self.refuse(now, error, effects);
         }
         self.received_bytes += data.len();
         self.received.push(data);
@@ -93,8 +100,9 @@ impl Exchange {
         self.record.body_bytes = body.len();
         match self.examine(body) {
             Err(error) => self.refuse(now, error, effects),
-            Ok(routing) => {
-                let job = routing.plan.prepare(&routing.model, &routing.body, &self.world.knobs, self.world.hash_seed);
+            Ok(mut routing) => {
+                let (knobs, seed) = (&self.world.knobs, self.world.hash_seed);
+                let job = routing.plan.prepare(&routing.model, &mut routing.body, knobs, seed);
                 if job.is_heavy() {
                     effects.push(Effect::Prepare(Box::new(job)));
                     State::Preparing(Box::new(routing))

@@ -13,7 +13,7 @@ use crate::engines::{self, vllm};
 use crate::error::{ApiError, Reason};
 use crate::exchange::admission::Reservation;
 use crate::exchange::answer;
-use crate::exchange::event::{Effect, RoutePlan};
+use crate::exchange::event::{Adapter, Effect, RoutePlan};
 use crate::exchange::headers::leg_headers;
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
@@ -189,8 +189,12 @@ impl Exchange {
             headers: self.leg_headers(&attempt),
             body,
         })));
-        // The body is the peer's now.
-        self.reservation = Reservation::empty(&self.world.buffered);
+        // The request's own head is not needed any more, and answers can take an hour.
+        self.head = None;
+        // Envoy has the body now; the front holds it until the pod answers.
+        if self.adapter == Adapter::Envoy {
+            self.reservation = Reservation::empty(&self.world.buffered);
+        }
         State::AwaitAnswer
     }
 

@@ -82,6 +82,35 @@ fn r48_flap_with_requests_in_flight_releases_on_the_old_incarnation() {
 }
 
 #[test]
+fn r48_the_same_incarnation_comes_back_with_the_requests_that_run_on_it() {
+    let mut slots = 0;
+    let before = build(&Snapshot::default(), &[spec("a"), spec("b")], &mut slots);
+    let old = Arc::clone(&before.model("m").unwrap().pods[0].state);
+    let mut running = DecodeCharge::open(&old);
+    running.hand_over();
+    // Away for more than one snapshot, without anybody who holds an old one.
+    let mut now = build(&before, &[spec("b")], &mut slots);
+    drop((before, old));
+    for other in ["c", "d"] {
+        now = build(&now, &[spec("b"), spec(other)], &mut slots);
+    }
+    let restarted = build(&now, &[PodSpec { restarts: 1, ..spec("a") }], &mut slots);
+    assert_eq!(restarted.model("m").unwrap().pods[0].state.load.view(), LoadView::default());
+    let again = build(&now, &[spec("a"), spec("b")], &mut slots);
+    let new = Arc::clone(&again.model("m").unwrap().pods[0].state);
+    assert_eq!((new.load.view().running, new.slot), (1, 5), "its load is what it was, all else is new");
+    running.complete();
+    assert_eq!((new.load.view().running, new.load.view().completed), (0, 1));
+
+    // Once nothing runs there, nothing is remembered.
+    let gone = build(&again, &[spec("b")], &mut slots);
+    drop((new, again));
+    let gone = build(&gone, &[spec("b"), spec("c")], &mut slots);
+    let fresh = build(&gone, &[spec("a")], &mut slots);
+    assert_eq!(fresh.model("m").unwrap().pods[0].state.load.view(), LoadView::default());
+}
+
+#[test]
 fn r50_equal_names_in_two_namespaces_and_a_reused_address_share_nothing() {
     let in_namespace = |namespace: &str| {
         let mut pod = PodSpec { uid: Arc::from(namespace), ..spec("p0") };

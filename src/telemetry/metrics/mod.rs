@@ -37,6 +37,12 @@ pub enum Limit {
     Streams,
     /// Bytes of request bodies.
     BufferedBytes,
+    /// Connections to the HTTP front.
+    FrontConnections,
+    /// Time for a request body to arrive at the HTTP front.
+    FrontBodyTime,
+    /// Time in which a client of the HTTP front takes in nothing of its answer.
+    FrontStall,
 }
 
 /// What the prefix index tells about itself.
@@ -152,6 +158,9 @@ impl Metrics {
         let limit = match limit {
             Limit::Streams => "streams",
             Limit::BufferedBytes => "buffered_bytes",
+            Limit::FrontConnections => "front_connections",
+            Limit::FrontBodyTime => "front_body_time",
+            Limit::FrontStall => "front_stall",
         };
         self.count(Metric::Rejected, &[limit], 1);
     }

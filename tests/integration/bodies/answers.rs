@@ -87,6 +87,12 @@ fn normalised(body: &[u8]) -> String {
     text.replace(id, "ID").replace(&format!("\"created\":{created}"), "\"created\":T")
 }
 
+fn sorted(events: &str) -> String {
+    let mut events: Vec<&str> = events.split_inclusive("\n\n").collect();
+    events.sort_unstable();
+    events.concat()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn r18_the_client_sees_what_the_engine_says() {
     let sandbox = Sandbox::start(SandboxOptions {
@@ -127,7 +133,12 @@ async fn r18_the_client_sees_what_the_engine_says() {
                     assert_eq!(answer.header("content-type"), direct.header("content-type"));
                     let (answer, direct) = (answer.body().await, direct.body().await);
                     assert!(answer.complete && direct.complete);
-                    assert_eq!(normalised(&answer.bytes), normalised(&direct.bytes), "{body}");
+                    let (mut answer, mut direct) = (normalised(&answer.bytes), normalised(&direct.bytes));
+                    if *body == several {
+                        // The engine writes the events of its choices as they come.
+                        (answer, direct) = (sorted(&answer), sorted(&direct));
+                    }
+                    assert_eq!(answer, direct, "{body}");
                 }
             }
         }

@@ -2,10 +2,12 @@
 
 use std::fmt::Write;
 
+use serde_json::Value;
 use tandem_sim::{Capacity, Limits};
 
 use super::members::{assert_decode_leg, assert_prefill_leg};
 use crate::harness::engines::{Sandbox, SandboxOptions, only};
+use crate::harness::fleet::FleetOptions;
 use crate::harness::http::{Call, RawConnection};
 
 const KIB: usize = 1024;
@@ -33,6 +35,17 @@ fn chat_of(size: usize) -> String {
     body.push_str(tail);
     assert_eq!(body.len(), size);
     body
+}
+
+/// On a busy machine a debug build may need more than the shipped 5 s for a message of 64 MiB.
+fn without_hurry() -> FleetOptions {
+    let edit_envoy = |config: &mut Value| {
+        let manager = &mut config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0];
+        let processor = &mut manager["typed_config"]["http_filters"][0]["typed_config"];
+        assert_eq!(processor["message_timeout"], "5s");
+        processor["message_timeout"] = "30s".into();
+    };
+    FleetOptions { edit_envoy: Some(edit_envoy), ..FleetOptions::default() }
 }
 
 /// The head of a chunked request, its body in pieces, its end.
@@ -67,6 +80,7 @@ async fn r07_bodies_arrive_whole_on_both_legs() {
             let capacity = Capacity { max_model_len: 4 << 20, kv_tokens: 8 << 20, ..config.capacity };
             config.capacity(capacity)
         },
+        fleet: without_hurry(),
         ..SandboxOptions::default()
     })
     .await;
@@ -98,11 +112,11 @@ async fn r07_bodies_arrive_whole_on_both_legs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r07_bodies_over_the_limit_get_a_413_of_their_own() {
-    let sandbox = Sandbox::start(SandboxOptions::default()).await;
+    let sandbox = Sandbox::start(SandboxOptions { fleet: without_hurry(), ..SandboxOptions::default() }).await;
     let check = |(head, body): (String, Vec<u8>)| {
         assert!(head.starts_with("http/1.1 413 "), "{head}");
         assert!(head.contains("\r\ncontent-type: application/json\r\n"), "{head}");
-        let error = serde_json::from_slice::<serde_json::Value>(&body).unwrap()["error"].clone();
+        let error = serde_json::from_slice::<Value>(&body).unwrap()["error"].clone();
         assert_eq!(error["type"], "invalid_request_error");
         assert_eq!(error["message"], format!("the request body is longer than {LIMIT} bytes"));
     };

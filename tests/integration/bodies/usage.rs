@@ -61,6 +61,12 @@ fn framings() -> Vec<(&'static str, String)> {
                 .replace(r#"{"prompt_tokens":11,"total_tokens":24,"completion_tokens":13}"#, r#"{"completion_tokens":13}"#),
         ),
         (
+            "field by field, the answer's first",
+            plain
+                .replace(r#""content":""}}]"#, r#""content":""}}],"usage":{"completion_tokens":13}"#)
+                .replace(r#"{"prompt_tokens":11,"total_tokens":24,"completion_tokens":13}"#, r#"{"prompt_tokens":11}"#),
+        ),
+        (
             "the names of the messages api",
             "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":11,\"output_tokens\":1}}}\n\nevent: message_delta\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":13}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n".to_owned(),
         ),

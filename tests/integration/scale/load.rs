@@ -1,5 +1,6 @@
 //! Requests at a rate that does not depend on how fast they are answered, and what became of each.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde_json::json;
@@ -10,10 +11,10 @@ use crate::harness::engines::MODEL;
 use crate::harness::http::Call;
 
 /// How long one request may take: beyond it, it counts as failed.
-const LONGEST: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_mins(1);
 
 /// A request that did not end as it should have.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Failed {
     /// When it was sent, from the start of the load.
     pub sent: Duration,
@@ -21,9 +22,15 @@ pub struct Failed {
     pub why: String,
 }
 
+impl fmt::Debug for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sent at {:?}: {}", self.sent, self.why)
+    }
+}
+
 /// What became of a load.
 #[derive(Clone, Debug, Default)]
-pub struct Result {
+pub struct Outcome {
     /// Requests that were sent.
     pub sent: usize,
     /// Those that failed, in the order in which they did.
@@ -44,7 +51,7 @@ pub fn streamed_chat(base: &str, number: usize, tokens: usize) -> Call {
 }
 
 /// Sends a streamed chat and reads it to its end.
-pub async fn complete(call: Call) -> std::result::Result<(), String> {
+pub async fn complete(call: Call) -> Result<(), String> {
     let work = async {
         let answer = call.try_send().await.map_err(|error| format!("no answer: {error}"))?;
         if answer.status != 200 {
@@ -62,12 +69,12 @@ pub async fn complete(call: Call) -> std::result::Result<(), String> {
 }
 
 /// Sends `per_second` streamed chats of `tokens` tokens until `enough` ends, then waits for the last of them.
-pub async fn open_loop(base: &str, per_second: u32, tokens: usize, enough: impl Future<Output = ()>) -> Result {
+pub async fn open_loop(base: &str, per_second: u32, tokens: usize, enough: impl Future<Output = ()>) -> Outcome {
     let started = Instant::now();
     let mut beat = tokio::time::interval(Duration::from_secs(1) / per_second);
     // A late sender catches up: the rate is what was promised.
     beat.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    let (mut running, mut result) = (JoinSet::new(), Result::default());
+    let (mut running, mut result) = (JoinSet::new(), Outcome::default());
     let mut enough = std::pin::pin!(enough);
     loop {
         tokio::select! {
@@ -88,7 +95,7 @@ pub async fn open_loop(base: &str, per_second: u32, tokens: usize, enough: impl 
     result
 }
 
-impl Result {
+impl Outcome {
     /// Requests per second that were really sent.
     pub fn rate(&self) -> f64 {
         self.sent as f64 / self.lasted.as_secs_f64()
