@@ -135,7 +135,7 @@ async fn r38_pairs_share_roleset_and_model_while_labels_flip() {
     let (prefills, decodes) = (by_id(|pair| &pair.prefill), by_id(|pair| &pair.decode));
     let seen = seen.lock().expect("seen");
     println!("{} requests, {} flips in {:?}", seen.len(), spans.len() - 1, start.elapsed());
-    assert!(seen.len() >= 200, "only {} requests", seen.len());
+    assert!(seen.len() >= 50, "only {} requests", seen.len());
     assert_eq!((prefills.len(), decodes.len()), (seen.len(), seen.len()));
     for (id, request) in seen.iter() {
         let ((prefill, first), (decode, second)) = (&prefills[id], &decodes[id]);
@@ -158,23 +158,19 @@ async fn r46_a_terminating_pod_finishes_its_streams_and_gets_no_more() {
     for number in 0..2 {
         pairs.push(Pair::start(number, MODEL, |config| config.timing(timing)).await);
     }
-    let mut fleet =
-        Fleet::start(pairs.iter().flat_map(|pair| pair.pods(&pd_by_default())), FleetOptions::default()).await;
+    let least = json!({"prefillScorePolicy": "least_request", "decodeScorePolicy": "least_request"});
+    let config = json!({"profiles": {"default": {"routingStrategy": "pd", "routingConfig": least}}});
+    let mut fleet = Fleet::start(pairs.iter().flat_map(|pair| pair.pods(&config)), FleetOptions::default()).await;
+    // Two of each replica's four end up on either pair.
     let mut streams = Vec::new();
     for path in fleet.paths() {
-        // One on each pair, or more.
-        let mut answers: HashMap<String, Answer> = HashMap::new();
-        for attempt in 0.. {
-            assert!(attempt < 20, "both pairs are used: {answers:?}");
-            let answer = ask(&path, chat(MODEL, &format!("{attempt} tells a long story"), 20, true)).send().await;
+        for number in 0..4 {
+            let answer = ask(&path, chat(MODEL, &format!("{number} tells a long story"), 20, true)).send().await;
             assert_eq!(answer.status, 200);
-            answers.insert(answer.header("target-pod").to_owned(), answer);
-            if answers.len() == 2 {
-                break;
-            }
+            streams.push(answer);
         }
-        streams.extend(answers.into_values());
     }
+    assert!(streams.iter().any(|answer| answer.header("target-pod") == "d0"), "somebody is on the pod that goes");
     for name in ["p0", "d0"] {
         fleet.pods.change(name, PodManifest::terminating);
     }

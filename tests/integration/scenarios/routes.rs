@@ -22,12 +22,12 @@ async fn r32_the_prefill_timeout_is_the_profiles() {
     let pairs = [Pair::start(0, MODEL, |config| config).await];
     let config = json!({"defaultProfile": "patient", "profiles": {
         "patient": {"routingStrategy": "pd"},
-        "hasty": {"routingStrategy": "pd", "routingConfig": {"prefillRequestTimeout": 2}},
+        "hasty": {"routingStrategy": "pd", "routingConfig": {"prefillRequestTimeout": 4}},
     }});
     let options = FleetOptions { replicas: 1, ..FleetOptions::default() };
     let fleet = Fleet::start(pairs[0].pods(&config), options).await;
     // Everybody's prefill takes as long; each of them is sent over both ways at once.
-    for (prefill, cases) in [(1_200, vec![("hasty", 200)]), (3_000, vec![("hasty", 503), ("patient", 200), ("", 200)])]
+    for (prefill, cases) in [(1_000, vec![("hasty", 200)]), (6_000, vec![("hasty", 503), ("patient", 200), ("", 200)])]
     {
         pairs[0].prefill.script(Fault::on("/v1/").head_delay(Duration::from_millis(prefill)).always());
         let mut requests = JoinSet::new();

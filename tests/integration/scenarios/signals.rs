@@ -11,9 +11,32 @@ use crate::harness::engines::{MODEL, pd_by_default};
 use crate::harness::fleet::{Fleet, FleetOptions};
 use crate::harness::pods::PodManifest;
 use crate::harness::raw::{RawServer, Step};
+use crate::harness::tandem::Tandem;
+use crate::harness::{SOON, eventually};
 
 /// Pause between two scrapes of a pod in these tests.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+fn healthy(pod: &&Value) -> bool {
+    pod["name"].as_str().is_some_and(|name| !name.contains("black"))
+}
+
+/// Looks at the ages of the healthy pods' signals for a while; the oldest that was seen.
+async fn oldest(tandem: &Tandem, looking: Duration) -> Duration {
+    let start = Instant::now();
+    let mut oldest = Duration::ZERO;
+    while start.elapsed() < looking {
+        let page = tandem.admin_json("/debug/fleet").await;
+        let pods: Vec<&Value> = pods_of(&page).into_iter().filter(healthy).collect();
+        assert_eq!(pods.len(), 32);
+        for pod in pods {
+            let age = pod["signals"]["age_ms"].as_f64().unwrap_or_else(|| panic!("never scraped: {pod}"));
+            oldest = oldest.max(Duration::from_secs_f64(age / 1000.0));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    oldest
+}
 
 /// 64 pods of which 32 take connections and never answer: the others' signals stay fresh, nobody is scraped more than
 /// asked for, and a pod whose metrics stop counts as unknown (R55).
@@ -30,43 +53,37 @@ async fn r53_r55_silent_pods_cost_the_others_nothing() {
         // Another model: their silence is the point, not what becomes of requests that they get.
         PodManifest::new(&format!("black{number}"), "black", hole.address()).role(&format!("rs{}", number / 2), role)
     });
-    let pods: Vec<PodManifest> = pairs.iter().flat_map(|pair| pair.pods(&pd_by_default())).chain(black).collect();
-    let env = [("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", "1000"), ("TANDEM_SCRAPE_TIMEOUT_MS", "1000")]
+    // A time-out that nobody healthy meets, and that would hold up everybody who stood behind a silent pod.
+    let env = [("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", "1000"), ("TANDEM_SCRAPE_TIMEOUT_MS", "10000")]
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
     let options = FleetOptions { replicas: 1, envoy: false, env: env.to_vec(), ..FleetOptions::default() };
-    let fleet = Fleet::start(pods, options).await;
-    let healthy = |pod: &&Value| pod["name"].as_str().is_some_and(|name| !name.contains("black"));
-    fleet_shows(&fleet.tandems, "every healthy pod was scraped", |page| {
-        pods_of(page).iter().filter(|pod| healthy(pod)).all(|pod| pod["signals"]["fresh"] == true)
-    })
-    .await;
+    let mut fleet = Fleet::start(pairs.iter().flat_map(|pair| pair.pods(&pd_by_default())), options).await;
+    let scraped =
+        |page: &Value| pods_of(page).iter().filter(|pod| healthy(pod)).all(|pod| pod["signals"]["fresh"] == true);
+    fleet_shows(&fleet.tandems, "every healthy pod was scraped", scraped).await;
+    // What this machine can do without them is the measure for what it does with them.
+    let alone = oldest(&fleet.tandems[0], 2 * INTERVAL).await;
 
+    fleet.pods.put(black);
+    eventually(SOON, "all silent pods are asked", async || (hole.connections().len() >= 32).then_some(())).await;
     let scrapes = || pairs.iter().flat_map(Pair::engines).map(|e| e.records_for("/metrics").len()).collect::<Vec<_>>();
     let (before, holes_before, start) = (scrapes(), hole.connections().len(), Instant::now());
-    let mut oldest = Duration::ZERO;
-    while start.elapsed() < 5 * INTERVAL {
-        let page = fleet.tandems[0].admin_json("/debug/fleet").await;
-        let ages =
-            pods_of(&page).into_iter().filter(healthy).map(|pod| pod["signals"]["age_ms"].as_f64().expect("age"));
-        let ages: Vec<f64> = ages.collect();
-        assert_eq!(ages.len(), 32);
-        oldest = oldest.max(Duration::from_secs_f64(ages.into_iter().fold(0.0, f64::max) / 1000.0));
-        let silent =
-            pods_of(&page).into_iter().filter(|pod| !healthy(pod)).all(|pod| pod["signals"]["age_ms"].is_null());
-        assert!(silent, "nothing is known of the silent ones");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    assert!(oldest < 2 * INTERVAL, "a healthy pod's signals were {oldest:?} old");
+    let among = oldest(&fleet.tandems[0], 4 * INTERVAL).await;
+    assert!(among < 2 * INTERVAL.max(alone), "a healthy pod's signals were {among:?} old; alone, {alone:?}");
+    let page = fleet.tandems[0].admin_json("/debug/fleet").await;
+    let silent: Vec<&Value> = pods_of(&page).into_iter().filter(|pod| !healthy(pod)).collect();
+    assert_eq!(silent.len(), 32);
+    assert!(silent.iter().all(|pod| pod["signals"]["age_ms"].is_null()), "nothing is known of the silent ones");
     // The pause is the interval, give or take a tenth.
     let most = (start.elapsed().as_secs_f64() / (0.9 * INTERVAL.as_secs_f64())).ceil() as usize + 1;
     for (number, (before, after)) in before.iter().zip(scrapes()).enumerate() {
         let count = after - before;
-        assert!((2..=most).contains(&count), "engine {number}: {count} scrapes in {:?}", start.elapsed());
+        assert!((1..=most).contains(&count), "engine {number}: {count} scrapes in {:?}", start.elapsed());
     }
     let holes = hole.connections().len() - holes_before;
-    assert!(holes <= 32 * most, "{holes} scrapes of silent pods");
+    assert!(holes <= 32, "each silent pod has one scrape under way until its time-out, not {holes} more");
 
-    // One decode pod's metrics stop: unknown after the age limit (3 s), and it goes on serving its share.
+    // One decode pod's metrics stop: unknown after the age limit, and it goes on serving its share.
     pairs[0].decode.script(Fault::on("/metrics").head_delay(Duration::from_mins(10)).always());
     let path = fleet.paths().remove(0);
     fleet_shows(&fleet.tandems, "its signals are no longer fresh", |page| {
@@ -87,7 +104,6 @@ async fn r53_r55_silent_pods_cost_the_others_nothing() {
     let share = pairs[0].decode.records_for("/v1/").len();
     assert!((1..=16).contains(&share), "{share} of 64 requests for one of 16 decode pods");
     pairs[0].decode.clear_faults();
-    // The scrape that hangs is given up by its own time-out; until then the engine counts no request of it.
     settle_pairs(&fleet, &pairs).await;
 }
 
