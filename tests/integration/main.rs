@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests fail by panicking")]
 
 mod envoy_file;
+mod hardening;
 mod harness;
 mod harness_itself;
 mod interop;
