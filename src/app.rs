@@ -15,7 +15,7 @@ use tonic::transport::server::TcpIncoming;
 use crate::admin::{self, AdminState, Readiness};
 use crate::clock::Clock;
 use crate::discovery::{self, DepartedListener, FleetBuilder, POLL_INTERVAL, PodFiles, PodReader};
-use crate::drive::Driver;
+use crate::drive::{Driver, Stops};
 use crate::exchange::{Budget, World};
 use crate::ext_proc::Processor;
 use crate::fleet::{Engine, Fleet};
@@ -36,6 +36,8 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 const HEALTH_SERVICE: &str = "gateway-plugin";
 /// How often offered prefix entries are taken in: far below the time in which a follow-up request can come.
 const PREFIX_BEAT: Duration = Duration::from_millis(5);
+/// How long streams that were opened before the listener closed have to send their request.
+const LAST_HEADS: Duration = Duration::from_secs(1);
 /// How long tasks may take to end after they have been cut.
 const CUT_GRACE: Duration = Duration::from_secs(2);
 
@@ -87,7 +89,7 @@ pub struct Gateway {
     /// Discovery, scraping, admin: whatever serves until the end.
     background: TaskTracker,
     stop_accepting: CancellationToken,
-    cut: CancellationToken,
+    stops: Stops,
     stop_background: CancellationToken,
 }
 
@@ -131,10 +133,10 @@ impl Gateway {
             knobs: Arc::clone(&knobs),
         });
         let exchanges = TaskTracker::new();
-        let (stop_accepting, cut) = (CancellationToken::new(), CancellationToken::new());
+        let (stop_accepting, stops) = (CancellationToken::new(), Stops::default());
         let seeds = Seeds::new(uuid::Uuid::new_v4().as_u64_pair().0);
         let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
-        let driver = Arc::new(Driver::new(Arc::clone(&world), clock, seeds, tracer, exchanges.clone(), cut.clone()));
+        let driver = Arc::new(Driver::new(Arc::clone(&world), clock, seeds, tracer, exchanges.clone(), stops.clone()));
 
         background.spawn(keep_prefix_index(prefix, clock, stop_background.clone()));
         background.spawn(note_snapshots(builder.subscribe(), Arc::clone(&metrics), clock, stop_background.clone()));
@@ -209,7 +211,7 @@ impl Gateway {
             exchanges,
             background,
             stop_accepting,
-            cut,
+            stops,
             stop_background,
         })
     }
@@ -225,7 +227,8 @@ impl Gateway {
     }
 
     /// Goes away without losing a request: readiness off while still serving, so that Envoy's health checks notice;
-    /// then no new streams; running ones may end; what is left after the drain timeout is cut.
+    /// then no new streams, and an end to those without a request; running ones may end; what is left after the drain
+    /// timeout is cut.
     pub async fn drain(self) {
         self.readiness.drain();
         set_serving(&self.health, false).await;
@@ -237,9 +240,15 @@ impl Gateway {
         tokio::time::sleep(self.knobs.drain.propagation).await;
         self.stop_accepting.cancel();
         self.exchanges.close();
-        if tokio::time::timeout(self.knobs.drain.timeout, self.exchanges.wait()).await.is_err() {
+        let all_ended = async {
+            if tokio::time::timeout(LAST_HEADS, self.exchanges.wait()).await.is_err() {
+                self.stops.idle.cancel();
+                self.exchanges.wait().await;
+            }
+        };
+        if tokio::time::timeout(self.knobs.drain.timeout, all_ended).await.is_err() {
             tracing::warn!(streams = self.world.streams.used(), "the drain timeout has passed; cutting what is left");
-            self.cut.cancel();
+            self.stops.cut.cancel();
             let _ = tokio::time::timeout(CUT_GRACE, self.exchanges.wait()).await;
         }
         self.stop_background.cancel();

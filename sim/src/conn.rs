@@ -106,8 +106,10 @@ impl Conn {
                 let _ = activity.changed().await;
             } else {
                 tokio::select! {
-                    () = tokio::time::sleep(idle) => return,
+                    // A request that was read in the same moment is served, as by uvicorn.
+                    biased;
                     _ = activity.changed() => (),
+                    () = tokio::time::sleep(idle) => return,
                 }
             }
         }

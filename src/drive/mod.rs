@@ -21,8 +21,7 @@ pub use peer::{Incoming, Peer};
 
 use crate::clock::Clock;
 use crate::engines::leg::{EngineClient, LegOutcome};
-use crate::exchange::Effect;
-use crate::exchange::{Event, Exchange, PrepareJob, Prepared, RequestHead, World};
+use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
 use crate::telemetry::{Tracer, request_id};
 use trace::Spans;
@@ -36,8 +35,16 @@ pub struct Driver {
     seeds: Seeds,
     tracer: Tracer,
     tasks: TaskTracker,
-    /// Cancelled when the drain timeout of a shutdown has passed.
-    cut: CancellationToken,
+    stops: Stops,
+}
+
+/// What a shutdown tells exchanges, in this order.
+#[derive(Clone, Debug, Default)]
+pub struct Stops {
+    /// No new requests: whoever has sent none yet ends now, or it would hold the replica for as long as it likes.
+    pub idle: CancellationToken,
+    /// The drain timeout has passed: everybody ends now.
+    pub cut: CancellationToken,
 }
 
 type Pending<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
@@ -55,16 +62,16 @@ async fn arrived<T>(pending: &mut Pending<T>) -> T {
 }
 
 impl Driver {
-    /// A driver whose tasks run in `tasks` and are cut by `cut`.
+    /// A driver whose tasks run in `tasks` and end by `stops`.
     pub fn new(
         world: Arc<World>,
         clock: Clock,
         seeds: Seeds,
         tracer: Tracer,
         tasks: TaskTracker,
-        cut: CancellationToken,
+        stops: Stops,
     ) -> Driver {
-        Driver { world, client: EngineClient::new(), clock, seeds, tracer, tasks, cut }
+        Driver { world, client: EngineClient::new(), clock, seeds, tracer, tasks, stops }
     }
 
     /// What exchanges share.
@@ -98,7 +105,7 @@ impl Driver {
         let mut prepare: Pending<Prepared> = None;
         let mut effects = Vec::with_capacity(4);
         // A token of its own: thousands of tasks that look at one would share its lock.
-        let cut = self.cut.child_token();
+        let cut = self.stops.cut.child_token();
         while !exchange.ended() {
             let incoming = tokio::select! {
                 biased;
@@ -107,6 +114,7 @@ impl Driver {
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
+                () = self.stops.idle.cancelled(), if !exchange.begun() => Incoming::Event(Event::Shutdown),
             };
             let event = match incoming {
                 Incoming::Event(event) => event,
@@ -117,10 +125,6 @@ impl Driver {
                     let id_is_unique = request_id == random.to_string();
                     spans.set_request_id(&request_id);
                     Event::Head(RequestHead { request_id, id_is_unique, method, path, headers, end })
-                }
-                Incoming::Misconfigured(text) => {
-                    tracing::error!(text, "the peer is set up in a way that cannot work");
-                    Event::Misconfigured { text }
                 }
             };
             spans.before(&event, exchange.record());

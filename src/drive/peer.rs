@@ -22,8 +22,6 @@ pub enum Incoming {
     },
     /// Anything else.
     Event(Event),
-    /// The peer is set up in a way in which requests cannot be served; the text says how to mend it.
-    Misconfigured(String),
 }
 
 /// One side of an exchange: an ext_proc stream, or a connection of the HTTP front.

@@ -76,8 +76,10 @@ pub struct LegRequest {
     pub max_answer_bytes: usize,
 }
 
-/// Engines run behind uvicorn, which closes idle connections after 5 s; a pool that keeps them longer races it.
-const POOL_IDLE: Duration = Duration::from_secs(3);
+/// How long a connection may have been idle to be used again. A request that meets an engine closing its connection fails,
+/// and must not be sent twice, since nobody can tell whether it was read. So this lies far below the keep-alive time of
+/// any usual server (gunicorn: 2 s, uvicorn: 5 s) and only serves pods that are busy; to the others, connecting is cheap.
+const POOL_IDLE: Duration = Duration::from_millis(500);
 /// A pod that does not even accept a connection for this long is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle connections kept for one pod.

@@ -93,15 +93,12 @@ pub enum Event {
     BodyTimeout,
     /// A body message was longer than the transport takes; its bytes are lost.
     BodyTooLarge,
-    /// The peer is set up in a way in which requests cannot be served.
-    Misconfigured {
-        /// How to mend it.
-        text: String,
-    },
     /// The client, or the Envoy stream that stands for it, is gone.
     Gone,
     /// The drain timeout of a shutdown has passed.
     Shutdown,
+    /// The peer is set up in a way in which requests cannot be served; the text says how to mend it.
+    Misconfigured(String),
 }
 
 /// How a request goes on to its pod.

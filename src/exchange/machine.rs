@@ -3,6 +3,7 @@
 mod intake;
 mod legs;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -124,6 +125,11 @@ impl Exchange {
         }
     }
 
+    /// False until the head has arrived: nobody waits for an answer yet.
+    pub fn begun(&self) -> bool {
+        !matches!(self.state, State::AwaitHead)
+    }
+
     /// True once [`Effect::End`] was asked for.
     pub fn ended(&self) -> bool {
         matches!(self.state, State::Ended)
@@ -141,6 +147,10 @@ impl Exchange {
             (State::Ended, _) => State::Ended,
             (state, Event::Gone) => self.gone(now, state, effects),
             (state, Event::Shutdown) => self.shut_down(now, &state, effects),
+            (state, Event::Misconfigured(text)) => {
+                tracing::error!(text, "the peer is set up in a way that cannot work");
+                self.defect(now, &state, text, effects)
+            }
             (State::AwaitHead, Event::Head(head)) => self.on_head(now, head, effects),
             (State::AwaitBody, Event::Body { data, end }) => self.on_body(now, data, end, effects),
             (State::AwaitBody, Event::BodyTimeout) => {
@@ -239,22 +249,27 @@ impl Exchange {
             // Late outcomes of work that the machine has moved on from.
             (_, Event::Prefill(_) | Event::Prepared(_) | Event::DecodeFailed { .. } | Event::BodyTimeout) => state,
             (State::Preparing(_) | State::Prefilling(_), Event::Body { data, .. }) if data.is_empty() => state,
-            // The head of an answer is out: an error can no longer be told, only shown.
-            (State::Answering(_), _) => {
-                effects.push(Effect::Cut);
-                self.end(now, Outcome::Failed(Reason::Internal), effects)
-            }
-            _ => {
-                if matches!(state, State::Prefilling(_)) {
-                    effects.push(Effect::CancelPrefill);
-                }
-                let text = match event {
-                    Event::Misconfigured { text } => text.clone(),
-                    _ => "the request's parts came in an order that cannot be".to_owned(),
-                };
-                self.refuse(now, ApiError::new(Reason::Internal, text), effects)
-            }
+            _ => self.defect(now, &state, "the request's parts came in an order that cannot be", effects),
         }
+    }
+
+    /// Something that must not happen. An answer whose head is out can only be cut.
+    fn defect(
+        &mut self,
+        now: Tick,
+        state: &State,
+        text: impl Into<Cow<'static, str>>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        match state {
+            State::Prefilling(_) => effects.push(Effect::CancelPrefill),
+            State::Answering(_) => {
+                effects.push(Effect::Cut);
+                return self.end(now, Outcome::Failed(Reason::Internal), effects);
+            }
+            _ => {}
+        }
+        self.refuse(now, ApiError::new(Reason::Internal, text), effects)
     }
 
     fn end(&mut self, now: Tick, outcome: Outcome, effects: &mut Vec<Effect>) -> State {

@@ -432,6 +432,24 @@ fn ids_from_shared_traces_are_made_unique_for_the_legs() {
     }
 }
 
+#[test]
+fn r85_what_cannot_be_is_a_status_before_the_answers_head_and_a_cut_after_it() {
+    for defect in [|| head(PD), || body(BODY), || answer_head(200), || Event::Misconfigured("mend it".to_owned())] {
+        let mut run = Run::new(world());
+        run.feed(head(PD)).feed(body(BODY)).feed(prefill_ok()).feed(answer_head(200)).feed(chunk("x", false));
+        run.feed(defect());
+        assert_eq!(run.names()[3..], ["route", "head", "chunk", "cut", "end"]);
+        let record = run.record();
+        assert_eq!((record.outcome, record.status), (Outcome::Failed(Reason::Internal), 200));
+        run.oracle();
+    }
+    let mut run = Run::new(world());
+    run.feed(head(PD)).feed(body(BODY)).feed(Event::Misconfigured("mend it".to_owned()));
+    assert_eq!(run.names()[2..], ["prefill", "cancel", "refuse", "end"]);
+    assert_eq!((run.refusal().status, &*run.refusal().message), (StatusCode::INTERNAL_SERVER_ERROR, "mend it"));
+    run.oracle();
+}
+
 fn any_event() -> impl Strategy<Value = u8> {
     0u8..17
 }
@@ -453,7 +471,7 @@ fn make(kind: u8) -> Event {
         12 => Event::Shutdown,
         13 => Event::BodyTimeout,
         14 => Event::BodyTooLarge,
-        15 => Event::Misconfigured { text: "x".to_owned() },
+        15 => Event::Misconfigured("mend it".to_owned()),
         _ => Event::Prepared(Prepared { length: crate::routing::PromptLength::Unknown, hashes: Vec::new() }),
     }
 }

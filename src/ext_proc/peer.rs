@@ -76,9 +76,9 @@ impl Peer for EnvoyPeer {
                     if let Some(mode) = mode
                         && !headers.end_of_stream
                     {
-                        return Incoming::Misconfigured(format!(
+                        return Incoming::Event(Event::Misconfigured(format!(
                             "request_body_mode {mode} of the ext_proc filter is not supported; use BUFFERED"
-                        ));
+                        )));
                     }
                     return Incoming::Head {
                         method: Method::from_bytes(head.method.as_bytes()).unwrap_or(Method::GET),
@@ -116,7 +116,7 @@ impl Peer for EnvoyPeer {
                 }
                 None => {
                     let text = "an ext_proc message without content";
-                    return Incoming::Misconfigured(text.to_owned());
+                    return Incoming::Event(Event::Misconfigured(text.to_owned()));
                 }
             }
         }

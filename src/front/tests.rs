@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use super::serve;
 use crate::clock::Clock;
-use crate::drive::Driver;
+use crate::drive::{Driver, Stops};
 use crate::exchange::{Budget, World};
 use crate::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
 use crate::knobs::{Environment, Knobs, Secret};
@@ -85,7 +85,14 @@ async fn front(change: impl FnOnce(&mut Knobs)) -> Front {
     });
     let (tasks, cut) = (TaskTracker::new(), CancellationToken::new());
     let tracer = Tracer::off();
-    let driver = Driver::new(Arc::clone(&world), Clock::system(), Seeds::new(1), tracer, tasks.clone(), cut.clone());
+    let driver = Driver::new(
+        Arc::clone(&world),
+        Clock::system(),
+        Seeds::new(1),
+        tracer,
+        tasks.clone(),
+        Stops { idle: CancellationToken::new(), cut: cut.clone() },
+    );
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let models = Arc::new(|| Bytes::from_static(b"{}"));

@@ -5,9 +5,16 @@
 #![allow(clippy::disallowed_methods, reason = "these tests live in real time, among real processes")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests fail by panicking")]
 
+mod bodies;
 mod envoy_file;
+mod ext_proc;
 mod hardening;
 mod harness;
 mod harness_itself;
 mod interop;
+mod metrics;
+mod openai_client;
 mod readme;
+mod scale;
+mod scenarios;
+mod traces;

@@ -38,7 +38,7 @@ fn tandem(arguments: &[&str]) -> tokio::process::Command {
 }
 
 async fn runs(arguments: &[&str]) -> String {
-    let output = within_time(Duration::from_secs(60), "the command", tandem(arguments).output()).await.unwrap();
+    let output = within_time(Duration::from_mins(1), "the command", tandem(arguments).output()).await.unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
     text

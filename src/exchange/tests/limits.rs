@@ -78,7 +78,7 @@ fn a_body_that_is_late_or_was_lost_is_refused() {
 #[test]
 fn a_peer_that_is_set_up_wrongly_is_told_and_counted() {
     let mut run = Run::new(world());
-    run.feed(Event::Misconfigured { text: "use BUFFERED".to_owned() });
+    run.feed(Event::Misconfigured("use BUFFERED".to_owned()));
     assert_eq!(run.names(), ["refuse", "end"]);
     assert_eq!((run.refusal().status.as_u16(), &*run.refusal().message), (500, "use BUFFERED"));
     assert_eq!(run.record().outcome, Outcome::Failed(Reason::Internal));

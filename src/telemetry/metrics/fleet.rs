@@ -53,8 +53,9 @@ impl Metrics {
         self.snapshot_at.store(now.0, Ordering::Relaxed);
     }
 
-    /// The text exposition of `/metrics`. Series of pods and models that `fleet` does not hold go: a request that
-    /// outlives its pod may bring the pod's series back, until the next exposition.
+    /// The text exposition of `/metrics`. Series of pods that `fleet` does not hold go, and the replicas of models: a
+    /// request that outlives its pod may bring the pod's series back, until the next exposition. What is counted per
+    /// model stays, so that a model that comes back goes on counting.
     pub fn render(&self, fleet: &FleetGauges, now: Tick) -> String {
         self.reflect(fleet, now);
         let families = self.registry.gather();

@@ -12,6 +12,8 @@ pub struct FleetOptions {
     pub replicas: usize,
     /// Put Envoy in front.
     pub envoy: bool,
+    /// Changes to Envoy's file, see [`EnvoyOptions::edit`].
+    pub edit_envoy: Option<fn(&mut serde_json::Value)>,
     /// Open the HTTP front of each replica.
     pub front: bool,
     /// Environment of the replicas.
@@ -22,7 +24,7 @@ pub struct FleetOptions {
 
 impl Default for FleetOptions {
     fn default() -> Self {
-        FleetOptions { replicas: 2, envoy: true, front: true, env: Vec::new(), args: Vec::new() }
+        FleetOptions { replicas: 2, envoy: true, edit_envoy: None, front: true, env: Vec::new(), args: Vec::new() }
     }
 }
 
@@ -52,7 +54,8 @@ impl Fleet {
         let envoy = if options.envoy {
             let tandem_grpc = tandems.iter().map(Tandem::grpc).collect();
             let tandem_http = tandems.first().expect("a replica").http();
-            let options = EnvoyOptions { tandem_grpc, tandem_http, healthy: None, otel: None, edit: None };
+            let edit = options.edit_envoy;
+            let options = EnvoyOptions { tandem_grpc, tandem_http, healthy: None, otel: None, edit };
             Some(Envoy::start_with(options).await)
         } else {
             None

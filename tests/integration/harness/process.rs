@@ -84,6 +84,11 @@ impl Process {
         self.directory.path()
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.lock().expect("child").id()
+    }
+
     /// All that it wrote to standard output.
     pub fn stdout(&self) -> String {
         self.read("stdout.log")
@@ -151,6 +156,18 @@ impl Drop for Process {
             let _ = child.wait();
         }
     }
+}
+
+/// Raises the limit of open files of this process, and so of the children that it starts from now on, to `wanted` if it
+/// is lower. Panics when the machine does not allow that.
+pub fn allow_open_files(wanted: usize) {
+    // The shell reports the limit that it inherits, and `prlimit` can change that of its parent.
+    let script =
+        r#"[ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge "$1" ] || prlimit --pid "$2" --nofile="$1:""#;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh", &wanted.to_string(), &std::process::id().to_string()]);
+    let status = shell.status().expect("run sh");
+    assert!(status.success(), "this test needs {wanted} open files: raise the limit (ulimit -n)");
 }
 
 /// Finds a program that tests need: the path in `variable`, else what `scripts/test.sh` put into `target/tools`, else

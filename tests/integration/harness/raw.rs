@@ -147,6 +147,8 @@ async fn play(mut stream: TcpStream, script: Vec<Step>, book: Arc<Mutex<Vec<Conn
             Step::Reset => stream.set_zero_linger().expect("linger"),
         }
     }
+    // Whoever sees that the script is done also sees its connection closed.
+    drop(stream);
     note(&|connection| connection.done = true);
 }
 

@@ -21,7 +21,7 @@ const WATCH_PERIOD: Duration = Duration::from_millis(100);
 /// How to start a replica.
 #[derive(Clone, Debug, Default)]
 pub struct TandemOptions {
-    /// `--pods`: a file or a directory.
+    /// `--pods`: a file or a directory; empty when the arguments say where pods come from.
     pub pods: PathBuf,
     /// Environment variables; nothing is inherited.
     pub env: Vec<(String, String)>,
@@ -51,11 +51,18 @@ impl Tandem {
     /// The same for replicas that are expected not to start; the error holds the end of the logs.
     pub async fn try_start(options: TandemOptions) -> Result<Tandem, String> {
         let mut start = Start::new("tandem", env!("CARGO_BIN_EXE_tandem"));
-        start.args(["serve", "--grpc-bind-address", "127.0.0.1:0", "--http-bind-address", "127.0.0.1:0"]);
+        start.args(["serve", "--http-bind-address", "127.0.0.1:0"]);
+        // A replica that replaces another one takes its port.
+        if !options.args.iter().any(|argument| argument == "--grpc-bind-address") {
+            start.args(["--grpc-bind-address", "127.0.0.1:0"]);
+        }
         if options.front {
             start.args(["--front-bind-address", "127.0.0.1:0"]);
         }
-        start.arg("--pods").arg(&options.pods).args(&options.args);
+        if !options.pods.as_os_str().is_empty() {
+            start.arg("--pods").arg(&options.pods);
+        }
+        start.args(&options.args);
         for (name, value) in &options.env {
             start.env(name, value);
         }
