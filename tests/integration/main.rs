@@ -8,6 +8,7 @@
 mod bodies;
 mod envoy_file;
 mod ext_proc;
+mod hardening;
 mod harness;
 mod harness_itself;
 mod interop;

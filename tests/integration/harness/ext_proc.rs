@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, HeaderValueOption};
+pub use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3 as pb;
 use pb::external_processor_client::ExternalProcessorClient;
 use pb::processing_request::Request as Message;
@@ -172,6 +173,13 @@ impl ExtProcStream {
         self.send(Message::RequestHeaders(head.message(end_of_stream))).await;
     }
 
+    /// Sends the request's head, and with it, as Envoy does, the mode in which request bodies will come.
+    pub async fn request_headers_in_mode(&self, head: Head, mode: BodySendMode) {
+        let config = pb::ProtocolConfiguration { request_body_mode: mode as i32, ..Default::default() };
+        let request = Some(Message::RequestHeaders(head.message(false)));
+        self.send_whole(pb::ProcessingRequest { request, protocol_config: Some(config), ..Default::default() }).await;
+    }
+
     /// Sends request body bytes.
     pub async fn request_body(&self, body: &[u8], end_of_stream: bool) {
         let body = pb::HttpBody { body: body.to_vec(), end_of_stream, ..Default::default() };
@@ -194,8 +202,12 @@ impl ExtProcStream {
         self.send_whole(pb::ProcessingRequest { request: Some(message), ..Default::default() }).await;
     }
 
+<<<<<<< HEAD
+    async fn send_whole(&self, message: pb::ProcessingRequest) {
+=======
     /// Sends a message with all that surrounds it.
     pub async fn send_whole(&self, message: pb::ProcessingRequest) {
+>>>>>>> main
         let messages = self.messages.as_ref().expect("the stream was half-closed before");
         // A replica that has ended the stream no longer reads; the test sees that in `next`.
         let _ = within("send to ext_proc", messages.send(message)).await;

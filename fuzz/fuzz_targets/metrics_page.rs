@@ -1,0 +1,6 @@
+#![no_main]
+#[path = "../entries.rs"]
+#[allow(dead_code)]
+mod entries;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| entries::metrics_page(data));

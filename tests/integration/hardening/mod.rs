@@ -1,0 +1,3 @@
+//! Peers that do what is allowed and hardly ever happens.
+
+mod ext_proc;
