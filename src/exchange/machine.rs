@@ -86,6 +86,8 @@ pub struct Exchange {
     charges: Option<Charges>,
     in_flight: Option<InFlight>,
     answer_headers: HeaderMap,
+    /// The peer was asked to wait longer for the reply to the body.
+    extended: bool,
     prefill_host: Option<Arc<str>>,
     record: RequestRecord,
     permit: Option<Permit>,
@@ -115,6 +117,7 @@ impl Exchange {
             charges: None,
             in_flight,
             answer_headers: HeaderMap::new(),
+            extended: false,
             prefill_host: None,
             record: RequestRecord {
                 timings: Timings { received: now, ..Timings::default() },

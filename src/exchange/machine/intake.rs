@@ -104,6 +104,10 @@ impl Exchange {
                 let (knobs, seed) = (&self.world.knobs, self.world.hash_seed);
                 let job = routing.plan.prepare(&routing.model, &mut routing.body, knobs, seed);
                 if job.is_heavy() {
+                    // On a busy machine this work waits for a thread. Envoy takes one such wish per message, so it
+                    // covers the prefill leg too.
+                    self.extended = true;
+                    effects.push(Effect::ExtendTimeout(routing.plan.knobs.prefill_request_timeout));
                     effects.push(Effect::Prepare(Box::new(job)));
                     State::Preparing(Box::new(routing))
                 } else {

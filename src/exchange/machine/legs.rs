@@ -105,7 +105,9 @@ impl Exchange {
                     });
                 }
                 let connector = prefill.spec.kv_connector.unwrap_or(plan.knobs.kv_connector);
-                effects.push(Effect::ExtendTimeout(plan.knobs.prefill_request_timeout));
+                if !self.extended {
+                    effects.push(Effect::ExtendTimeout(plan.knobs.prefill_request_timeout));
+                }
                 effects.push(Effect::StartPrefill(Box::new(LegRequest {
                     address: Arc::clone(&prefill.address),
                     path: self.path(),
