@@ -17,7 +17,7 @@ use crate::harness::{SOON, eventually};
 /// Pause between two scrapes of a pod in these tests.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-fn healthy(pod: &&Value) -> bool {
+fn healthy(pod: &Value) -> bool {
     pod["name"].as_str().is_some_and(|name| !name.contains("black"))
 }
 
@@ -27,7 +27,7 @@ async fn oldest(tandem: &Tandem, looking: Duration) -> Duration {
     let mut oldest = Duration::ZERO;
     while start.elapsed() < looking {
         let page = tandem.admin_json("/debug/fleet").await;
-        let pods: Vec<&Value> = pods_of(&page).into_iter().filter(healthy).collect();
+        let pods: Vec<&Value> = pods_of(&page).into_iter().filter(|pod| healthy(pod)).collect();
         assert_eq!(pods.len(), 32);
         for pod in pods {
             let age = pod["signals"]["age_ms"].as_f64().unwrap_or_else(|| panic!("never scraped: {pod}"));
