@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::EXPECT;
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming as HyperBody;
@@ -101,13 +102,15 @@ async fn handle(
         response.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
         return response;
     }
+    // Such a client sends nothing before it is asked to; reading on would ask.
+    let waits = request.headers().contains_key(EXPECT);
     let (respond, response) = oneshot::channel();
     let body_timeout = driver.world().knobs.limits.front_body_timeout;
     driver.spawn(FrontPeer::new(request, body_timeout, driver.client().clone(), respond), HeaderMap::new());
     let Ok(Reply { response, unread }) = response.await else {
         return error_response(&ApiError::new(Reason::Internal, "internal error"));
     };
-    if let Some(body) = unread {
+    if let Some(body) = unread.filter(|_| !waits) {
         discards.spawn(discard(body));
     }
     response

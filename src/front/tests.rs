@@ -358,6 +358,53 @@ async fn a_body_is_asked_for_only_when_it_is_wanted() {
 }
 
 #[tokio::test]
+async fn r07_a_refusal_reaches_a_client_that_is_still_sending() {
+    const LENGTH: usize = 32 << 20;
+    let front = front(|knobs| knobs.limits.max_body_bytes = LENGTH - 1).await;
+    for (path, status) in [("/v1/completions", "413"), ("/v1/nothing", "501")] {
+        let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\n");
+        for framing in [format!("content-length: {LENGTH}"), "transfer-encoding: chunked".to_owned()] {
+            let mut client = front.send(format!("{head}{framing}\r\n\r\n")).await;
+            let chunked = framing.contains("chunked");
+            if chunked {
+                client.write_all(format!("{LENGTH:x}\r\n").as_bytes()).await.unwrap();
+            }
+            // It does not read before it has sent everything.
+            client.write_all(&vec![b' '; LENGTH]).await.expect("the whole body is taken");
+            if chunked {
+                client.write_all(b"\r\n0\r\n\r\n").await.unwrap();
+            }
+            let answer = read_until(&mut client, |text| text.ends_with('}')).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+            // The connection is as good as before.
+            client.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            assert!(read_until(&mut client, |text| text.ends_with("{}")).await.starts_with("HTTP/1.1 200 "));
+            front.quiet().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_client_cannot_send_for_ever() {
+    let front = front(|_| {}).await;
+    let mut client = front.send("POST /v1/nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n").await;
+    let trickle = async {
+        while client.write_all(b" ").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    };
+    let started = tokio::time::Instant::now();
+    tokio::time::timeout(Duration::from_mins(10), trickle).await.expect("it is cut off");
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    // One that has stopped sending is let go sooner.
+    let mut client = front.send("POST /v1/nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n").await;
+    let started = tokio::time::Instant::now();
+    assert!(read_to_close(&mut client).await.starts_with("HTTP/1.1 501 "));
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    front.quiet().await;
+}
+
+#[tokio::test]
 async fn pipelined_requests_are_answered_one_after_the_other() {
     let front = front(|_| {}).await;
     let mut client = front.send(post("", BODY) + &post("connection: close\r\n", BODY)).await;
