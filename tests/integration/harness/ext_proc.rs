@@ -202,12 +202,8 @@ impl ExtProcStream {
         self.send_whole(pb::ProcessingRequest { request: Some(message), ..Default::default() }).await;
     }
 
-<<<<<<< HEAD
-    async fn send_whole(&self, message: pb::ProcessingRequest) {
-=======
     /// Sends a message with all that surrounds it.
     pub async fn send_whole(&self, message: pb::ProcessingRequest) {
->>>>>>> main
         let messages = self.messages.as_ref().expect("the stream was half-closed before");
         // A replica that has ended the stream no longer reads; the test sees that in `next`.
         let _ = within("send to ext_proc", messages.send(message)).await;
