@@ -59,7 +59,7 @@ pub fn body(data: &[u8]) {
                 assert_eq!(prefill[key]["do_remote_decode"], true);
             }
             same_but(&client, &decode, &vllm::HANDOFF_KEYS);
-            let edited = [&vllm::CONTROLLED_KEYS[..], &["max_output_tokens"]].concat();
+            let edited = [&vllm::CONTROLLED_KEYS[..], &vllm::HANDOFF_KEYS, &["max_output_tokens"]].concat();
             same_but(&client, &prefill, &edited);
         }
         if let (Some(client), Some(plain)) = (object(&raw), object(&plain)) {

@@ -21,8 +21,21 @@ pub const CONTROLLED_KEYS: [&str; 7] = [
     "disagg_prefill_resp",
 ];
 
-/// Hand-off keys that no client may send to any pod.
-pub const HANDOFF_KEYS: [&str; 2] = [KV_PARAMS, PREFILL_RESPONSE];
+/// Hand-off keys that no client may send to any pod, of whatever engine: pods serve strategies other than `pd` too, and
+/// each of these names memory or an address that the pod would go to.
+pub const HANDOFF_KEYS: [&str; 7] = [
+    KV_PARAMS,
+    PREFILL_RESPONSE,
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "disaggregated_params",
+];
+
+/// vLLM's free-form arguments. It merges them with the hand-off into one map, so that `kv_transfer_params` in here takes
+/// effect wherever the real one is absent; one that is no object takes the scheduler down.
+const EXTRA_ARGS: &str = "vllm_xargs";
 
 /// The hand-off of the `shfs` connector.
 const KV_PARAMS: &str = "kv_transfer_params";
@@ -76,16 +89,15 @@ pub fn prefill_body(body: &ParsedBody, connector: KvConnector) -> Bytes {
         Edit::Remove("stream_options"),
         // Refused when larger than `max_tokens`.
         Edit::Remove("min_tokens"),
-        Edit::Remove(PREFILL_RESPONSE),
     ];
+    edits.extend(HANDOFF_KEYS.map(Edit::Remove));
     if body.endpoint == Endpoint::Responses {
         // This API knows neither of the two other names: without it the prefill pod would write the whole answer.
         edits.push(Edit::Set("max_output_tokens", b"1"));
     }
-    edits.push(match connector {
-        KvConnector::Shfs => Edit::Set(KV_PARAMS, KV_REQUEST),
-        KvConnector::Nixl => Edit::Remove(KV_PARAMS),
-    });
+    if connector == KvConnector::Shfs {
+        edits.push(Edit::Set(KV_PARAMS, KV_REQUEST));
+    }
     splice(&body.raw, &body.fields, &edits)
 }
 
@@ -100,8 +112,7 @@ pub fn decode_body(
 ) -> Result<(Bytes, Handoff), HandoffError> {
     let answer = JsonObject::parse(prefill_answer).map_err(|_| HandoffError::NotJson)?;
     if connector == KvConnector::Nixl {
-        let edits = [Edit::Set(PREFILL_RESPONSE, prefill_answer.trim_ascii()), Edit::Remove(KV_PARAMS)];
-        return Ok((splice(&body.raw, &body.fields, &edits), Handoff::Relayed));
+        return Ok((with_handoff(body, PREFILL_RESPONSE, prefill_answer.trim_ascii()), Handoff::Relayed));
     }
     let Some(params) = answer.get_non_null(KV_PARAMS) else {
         return Ok((plain_body(body), Handoff::Absent));
@@ -117,8 +128,21 @@ pub fn decode_body(
     let Some(params) = relayed else {
         return Ok((plain_body(body), Handoff::Unusable));
     };
-    let edits = [Edit::Set(KV_PARAMS, &params), Edit::Remove(PREFILL_RESPONSE)];
-    Ok((splice(&body.raw, &body.fields, &edits), Handoff::Relayed))
+    Ok((with_handoff(body, KV_PARAMS, &params), Handoff::Relayed))
+}
+
+/// The client's body with this hand-off and no other. (Of two edits of one key the later one counts.)
+fn with_handoff(body: &ParsedBody, key: &str, value: &[u8]) -> Bytes {
+    let mut edits = HANDOFF_KEYS.map(Edit::Remove).to_vec();
+    edits.push(Edit::Set(key, value));
+    splice(&body.raw, &body.fields, &edits)
+}
+
+/// A hand-off key inside the client's `vllm_xargs`, which no edit of the top level takes away: such a body is refused.
+pub fn hidden_handoff(body: &ParsedBody) -> Option<&'static str> {
+    let values = body.fields.iter().filter(|field| field.key == EXTRA_ARGS);
+    let objects = values.filter_map(|field| JsonObject::parse(body.raw.get(field.value_span.clone())?).ok());
+    objects.into_iter().find_map(|object| HANDOFF_KEYS.into_iter().find(|key| object.get(key).is_some()))
 }
 
 /// The client's body without any hand-off key: for combined pods and decode without hand-off. The same bytes when

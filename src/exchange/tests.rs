@@ -1,5 +1,6 @@
 //! Orders of events, as tables and as random walks. The oracle after each: one `End` at most, and nothing charged.
 
+mod disorder;
 mod limits;
 
 use std::collections::BTreeMap;
@@ -272,6 +273,12 @@ fn refused_requests_touch_no_pod() {
         ("unknown model", vec![head(&[]), body(r#"{"model":"zz","prompt":"x"}"#)], 400, Reason::ModelUnknown),
         ("bad strategy", vec![head(&[("routing-strategy", "PD")]), body(BODY)], 400, Reason::BadStrategy),
         (
+            "a hand-off by the back door",
+            vec![head(&[]), body(r#"{"model":"m","prompt":"x","vllm_xargs":{"kv\u005ftransfer_params":"x"}}"#)],
+            400,
+            Reason::BodyInvalid,
+        ),
+        (
             "interop_07 duplicate key",
             vec![head(PD), body(r#"{"model":"m","prompt":"x","max_tokens":1,"max\u005ftokens":9}"#)],
             400,
@@ -430,24 +437,6 @@ fn ids_from_shared_traces_are_made_unique_for_the_legs() {
         assert!(seen.insert(call.headers["x-request-id"].clone()));
         assert!(call.headers["x-request-id"].to_str().unwrap().starts_with("R-"));
     }
-}
-
-#[test]
-fn r85_what_cannot_be_is_a_status_before_the_answers_head_and_a_cut_after_it() {
-    for defect in [|| head(PD), || body(BODY), || answer_head(200), || Event::Misconfigured("mend it".to_owned())] {
-        let mut run = Run::new(world());
-        run.feed(head(PD)).feed(body(BODY)).feed(prefill_ok()).feed(answer_head(200)).feed(chunk("x", false));
-        run.feed(defect());
-        assert_eq!(run.names()[3..], ["route", "head", "chunk", "cut", "end"]);
-        let record = run.record();
-        assert_eq!((record.outcome, record.status), (Outcome::Failed(Reason::Internal), 200));
-        run.oracle();
-    }
-    let mut run = Run::new(world());
-    run.feed(head(PD)).feed(body(BODY)).feed(Event::Misconfigured("mend it".to_owned()));
-    assert_eq!(run.names()[2..], ["prefill", "cancel", "refuse", "end"]);
-    assert_eq!((run.refusal().status, &*run.refusal().message), (StatusCode::INTERNAL_SERVER_ERROR, "mend it"));
-    run.oracle();
 }
 
 fn any_event() -> impl Strategy<Value = u8> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
+use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy, STRATEGIES};
 
 /// The annotation is not usable as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +91,7 @@ fn parse(text: &str, base: &PdKnobs, warnings: &mut Vec<String>) -> Result<Model
         return Err(ProfileError("not a JSON object".to_owned()));
     };
     let locked_strategy = name_field(&root, "lockedRoutingStrategy", "", warnings);
+    check_strategy(locked_strategy.as_deref(), "lockedRoutingStrategy", warnings);
     let default_profile = name_field(&root, "defaultProfile", "", warnings);
     let mut profiles = BTreeMap::new();
     match root.get("profiles") {
@@ -124,6 +125,10 @@ fn parse_profile(name: &str, entry: &Value, base: &PdKnobs, warnings: &mut Vec<S
     };
     let place = format!("profile {name:?}: ");
     let routing_strategy = name_field(entry, "routingStrategy", &place, warnings);
+    check_strategy(routing_strategy.as_deref(), &format!("{place}routingStrategy"), warnings);
+    for field in LATER_IN_PROFILE.iter().filter(|field| entry.contains_key(**field)) {
+        warnings.push(format!("{place}{field} is not built yet; it has no effect"));
+    }
     let empty = Map::new();
     let config = match entry.get("routingConfig") {
         None | Some(Value::Null) => &empty,
@@ -138,6 +143,14 @@ fn parse_profile(name: &str, entry: &Value, base: &PdKnobs, warnings: &mut Vec<S
     let combined = fields.take(&[""], "combined", "true or false", Value::as_bool).unwrap_or(false);
     let knobs = Arc::new(fields.knobs(base));
     Some(Profile { name: Arc::from(name), routing_strategy, bucket, combined, knobs })
+}
+
+/// A strategy that does not exist stays in force, as in the reference: its requests are refused.
+fn check_strategy(strategy: Option<&str>, field: &str, warnings: &mut Vec<String>) {
+    if let Some(name) = strategy.filter(|name| !STRATEGIES.contains(name)) {
+        let name: String = name.chars().take(60).collect();
+        warnings.push(format!("{field} is {name:?}, which does not exist here: requests that it applies to get 400"));
+    }
 }
 
 /// A non-empty text field; a value of another type is dropped with a warning.
@@ -160,6 +173,29 @@ struct Fields<'a> {
     warnings: &'a mut Vec<String>,
 }
 
+/// Fields that the reference gateway acts on and this version does not: whoever sets one must not believe in it.
+const LATER: &[&str] = &[
+    "promptTokensGte",
+    "promptTokensLt",
+    "maxTokensGte",
+    "maxTokensLt",
+    "bucketServe",
+    "bucketServeMode",
+    "tokenLoadKVWeight",
+    "tokenLoadRequestCost",
+    "tokenLoadTTLSeconds",
+    "tokenLoadSessionTTLSeconds",
+    "hybridCacheLoadFactor",
+    "decodeAbortTimeout",
+    "decodeAbortRetryDelay",
+    "decodeFirstResponseTimeout",
+    "decodeResponseTimeout",
+    "decodeStreamIdleTimeout",
+];
+/// The same beside `routingConfig`.
+const LATER_IN_PROFILE: &[&str] =
+    &["requestsPerSecond", "requestsPerSecondPerReplica", "requestsInflight", "ttftThresholdS"];
+
 /// Where a per-request knob is looked for, in this order.
 const KNOB_PLACES: &[&str] = &["pd", ""];
 
@@ -168,6 +204,11 @@ impl<'a> Fields<'a> {
         for group in ["pd", "prefixCache"] {
             if config.get(group).is_some_and(|value| !value.is_object() && !value.is_null()) {
                 warnings.push(format!("{place}routingConfig.{group} is not an object and is ignored"));
+            }
+        }
+        for (group, fields) in [("", Some(config)), (".pd", config.get("pd").and_then(Value::as_object))] {
+            for name in LATER.iter().filter(|name| fields.is_some_and(|fields| fields.contains_key(**name))) {
+                warnings.push(format!("{place}routingConfig{group}.{name} is not built yet; it has no effect"));
             }
         }
         Fields { config, place, warnings }

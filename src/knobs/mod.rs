@@ -20,6 +20,7 @@ use std::time::Duration;
 pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
 pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
+pub use read::STRATEGIES;
 
 #[cfg(test)]
 pub(crate) use docs::assert_generated;

@@ -16,8 +16,8 @@ const GRPC_OVERHEAD: usize = 4 << 10;
 /// How much of a bad value a warning repeats.
 const SHOWN_CHARS: usize = 80;
 
-/// Strategies that `ROUTING_ALGORITHM` may name; a test holds them equal to `routing::Strategy`.
-pub(super) const STRATEGIES: [&str; 3] = ["pd", "random", "least-request"];
+/// Strategies that `ROUTING_ALGORITHM` and profiles may name; a test holds them equal to `routing::Strategy`.
+pub const STRATEGIES: [&str; 3] = ["pd", "random", "least-request"];
 
 /// Policies of the document that this version does not have.
 const LATER_PREFILL_POLICIES: &[&str] = &["conductor", "token_load", "hybrid_cache_load"];

@@ -104,6 +104,34 @@ fn interop_06_a_forged_handoff_reaches_no_pod() {
 }
 
 #[test]
+fn interop_06_no_engines_handoff_passes_and_none_hides_in_extra_arguments() {
+    for key in HANDOFF_KEYS {
+        let forged = chat(&format!(r#","{key}":{{"remote_host":"evil"}},"x":1"#));
+        let (decoded, _) = decode(&forged, "null").unwrap();
+        for sent in [text(&plain_body(&forged)).to_owned(), decoded, prefill(&forged)] {
+            assert!(!sent.contains("evil") && sent.contains(r#""x":1"#), "{key}: {sent}");
+        }
+        for value in [r#""x""#, r#"{"do_remote_prefill":true}"#, "null"] {
+            let escaped = key.replacen('_', "\\u005f", 1);
+            for hidden in [
+                format!(r#""vllm_xargs":{{"{key}":{value}}}"#),
+                format!(r#""vllm\u005fxargs":{{"a":1,"{escaped}":{value}}}"#),
+            ] {
+                assert_eq!(hidden_handoff(&chat(&format!(",{hidden}"))), Some(key), "{hidden}");
+            }
+        }
+    }
+    for fine in [
+        r#""vllm_xargs":{"top_n_sigma":1.5,"list":["kv_transfer_params"]}"#,
+        r#""vllm_xargs":null"#,
+        r#""vllm_xargs":[1]"#,
+        r#""y":{"kv_transfer_params":1}"#,
+    ] {
+        assert_eq!(hidden_handoff(&chat(&format!(",{fine}"))), None, "{fine}");
+    }
+}
+
+#[test]
 fn interop_07_duplicate_key() {
     for (members, expected) in [
         (r#","max_tokens":1,"max_tokens":9"#, Some("max_tokens")),

@@ -135,6 +135,10 @@ impl Exchange {
             ApiError::new(reason, error.to_string())
         })?;
         self.record.stream = body.stream;
+        if let Some(key) = vllm::hidden_handoff(&body) {
+            let text = format!("field \"vllm_xargs\" must not hold \"{key}\"");
+            return Err(ApiError::new(Reason::BodyInvalid, text));
+        }
         let snapshot = self.world.fleet.load();
         let Some(model) = snapshot.model(&body.model) else {
             let shown: String = body.model.chars().take(128).collect();

@@ -76,24 +76,6 @@ fn a_body_that_is_late_or_was_lost_is_refused() {
 }
 
 #[test]
-fn a_peer_that_is_set_up_wrongly_is_told_and_counted() {
-    let mut run = Run::new(world());
-    run.feed(Event::Misconfigured("use BUFFERED".to_owned()));
-    assert_eq!(run.names(), ["refuse", "end"]);
-    assert_eq!((run.refusal().status.as_u16(), &*run.refusal().message), (500, "use BUFFERED"));
-    assert_eq!(run.record().outcome, Outcome::Failed(Reason::Internal));
-    run.oracle();
-}
-
-#[test]
-fn disorder_after_the_answers_head_cuts() {
-    let mut run = Run::new(world());
-    run.feed(head(PD)).feed(body(BODY)).feed(prefill_ok()).feed(answer_head(200)).feed(answer_head(200));
-    assert_eq!(run.names()[3..], ["route", "head", "cut", "end"]);
-    run.oracle();
-}
-
-#[test]
 fn the_prompt_is_not_held_twice_while_the_prefill_leg_runs() {
     let mut run = Run::new(world());
     let long: &'static str = format!("{{\"model\":\"m\",\"prompt\":\"{}\"}}", "x".repeat(2 << 20)).leak();

@@ -21,7 +21,7 @@ fn profile(routing_config: &str) -> (Arc<Profile>, Vec<String>) {
 fn the_whole_shape() {
     let (config, warnings) = parse(
         r#"{"lockedRoutingStrategy": "pd", "defaultProfile": "a", "future": [1], "profiles": {
-            "a": {"routingStrategy": "pd", "requestsPerSecond": 5,
+            "a": {"routingStrategy": "pd", "future": 5,
                   "routingConfig": {"promptLenBucketMinLength": 5, "promptLenBucketMaxLength": 2048, "combined": true}},
             "b": {}}}"#,
     );
@@ -122,10 +122,27 @@ fn r92_bad_values_are_dropped_alone_with_one_warning() {
 
 #[test]
 fn null_and_unknown_fields_are_silent() {
-    let (profile, warnings) = profile(
-        r#"{"pd": null, "combined": null, "minMatchPct": null, "promptTokensGte": 5, "tokenLoadKVWeight": "x", "pd2": 1}"#,
-    );
+    let (profile, warnings) =
+        profile(r#"{"pd": null, "combined": null, "minMatchPct": null, "futureKnob": 5, "pd2": 1}"#);
     assert_eq!((&*profile.knobs, warnings), (&PdKnobs::default(), Vec::new()));
+}
+
+#[test]
+fn r92_what_has_no_effect_yet_is_said() {
+    let (_, warnings) = parse(
+        r#"{"lockedRoutingStrategy": "PD", "profiles": {
+            "a": {"routingStrategy": "prefix-cache", "requestsPerSecond": 5,
+                  "routingConfig": {"promptTokensGte": 5, "pd": {"decodeResponseTimeout": 0}}},
+            "b": {"routingStrategy": "least-request"}}}"#,
+    );
+    let expected = [
+        r#"lockedRoutingStrategy is "PD", which does not exist here: requests that it applies to get 400"#,
+        r#"profile "a": routingStrategy is "prefix-cache", which does not exist here: requests that it applies to get 400"#,
+        r#"profile "a": requestsPerSecond is not built yet; it has no effect"#,
+        r#"profile "a": routingConfig.promptTokensGte is not built yet; it has no effect"#,
+        r#"profile "a": routingConfig.pd.decodeResponseTimeout is not built yet; it has no effect"#,
+    ];
+    assert_eq!(warnings, expected);
 }
 
 #[test]
