@@ -11,8 +11,10 @@ use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,7 +22,7 @@ use tokio_util::task::TaskTracker;
 pub use peer::{Incoming, Peer};
 
 use crate::clock::Clock;
-use crate::engines::leg::{EngineClient, LegOutcome};
+use crate::engines::leg::{EngineClient, LegOutcome, LegRequest};
 use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
 use crate::telemetry::{Tracer, request_id};
@@ -46,6 +48,10 @@ pub struct Stops {
     /// The drain timeout has passed: everybody ends now.
     pub cut: CancellationToken,
 }
+
+/// A prefill leg whose client leaves is cancelled after this long, unless its answer was on its way: that answer stands
+/// for KV blocks which the prefill pod would hold until their lease ends.
+const LAST_MOMENT: Duration = Duration::from_millis(10);
 
 type Pending<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
 
@@ -103,6 +109,7 @@ impl Driver {
         let mut spans = Spans::default();
         let mut prefill: Pending<LegOutcome> = None;
         let mut prepare: Pending<Prepared> = None;
+        let mut delivery: Option<BoxFuture<'static, ()>> = None;
         let mut effects = Vec::with_capacity(4);
         // A token of its own: thousands of tasks that look at one would share its lock.
         let cut = self.stops.cut.child_token();
@@ -127,6 +134,14 @@ impl Driver {
                     Event::Head(RequestHead { request_id, id_is_unique, method, path, headers, end })
                 }
             };
+            // The leg may be ending in this very moment, and then the decode pod has to hear of it.
+            let event = match (event, prefill.as_mut()) {
+                (Event::Gone, Some(leg)) => match tokio::time::timeout(LAST_MOMENT, leg).await {
+                    Ok(outcome) => Event::GoneAfterPrefill(outcome),
+                    Err(_) => Event::Gone,
+                },
+                (event, _) => event,
+            };
             spans.before(&event, exchange.record());
             // What the machine logs carries the request's id and joins its trace.
             spans.in_scope(|| exchange.on(self.clock.now(), event, &mut effects));
@@ -140,6 +155,7 @@ impl Driver {
                         prefill = Some(Box::pin(async move { client.prefill(*call).await }));
                     }
                     Effect::CancelPrefill => prefill = None,
+                    Effect::Deliver(call) => delivery = Some(self.deliver(*call).boxed()),
                     Effect::Route(mut plan) => {
                         let add = spans.hand_over(exchange.record(), plan.address.as_deref());
                         replace_trace_headers(&mut plan.headers, &add);
@@ -152,6 +168,20 @@ impl Driver {
                     effect => unless_cut(&cut, peer.apply(effect)).await,
                 }
             }
+        }
+        // Nobody waits any more, and everything is released; only the engines have to hear of it.
+        drop(prefill);
+        if let Some(delivery) = delivery.or_else(|| peer.undelivered()) {
+            unless_cut(&cut, delivery).await;
+        }
+    }
+
+    /// Sends a request that nobody waits for and hangs up as soon as the pod answers, or after the call's time.
+    fn deliver(&self, call: LegRequest) -> impl Future<Output = ()> + Send + 'static {
+        let client = self.client.clone();
+        async move {
+            let sent = client.post(&call.address, &call.path, call.headers, call.body);
+            let _ = tokio::time::timeout(call.timeout, sent).await;
         }
     }
 }
@@ -180,3 +210,6 @@ async fn off_the_loop(job: PrepareJob) -> Prepared {
         Prepared::unknown()
     })
 }
+
+#[cfg(test)]
+mod tests;

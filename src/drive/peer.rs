@@ -2,6 +2,7 @@
 
 use std::future::Future;
 
+use futures_util::future::BoxFuture;
 use http::{HeaderMap, Method};
 
 use crate::exchange::{Adapter, Effect, Event, RoutePlan};
@@ -37,6 +38,12 @@ pub trait Peer: Send + 'static {
 
     /// Sends the request on.
     fn route(&mut self, plan: RoutePlan, trace_headers: HeaderMap) -> impl Future<Output = ()> + Send;
+
+    /// After the end: the rest of sending a decode request that its pod may not have got whole, when the peer is who
+    /// sends it. Bounded in time by the peer.
+    fn undelivered(&mut self) -> Option<BoxFuture<'static, ()>> {
+        None
+    }
 
     /// The exchange panicked: answer 500, or cut.
     fn crashed(&mut self) -> impl Future<Output = ()> + Send;

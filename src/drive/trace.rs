@@ -48,7 +48,7 @@ impl Spans {
             Event::Body { end: true, .. } if self.selection.is_none() => {
                 self.selection = self.root.as_ref().map(RequestTrace::select);
             }
-            Event::Prefill(outcome) => {
+            Event::Prefill(outcome) | Event::GoneAfterPrefill(outcome) => {
                 if let Some(span) = self.prefill.take() {
                     match crate::engines::accept_prefill(outcome) {
                         Ok(_) => span.succeed(),

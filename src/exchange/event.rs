@@ -95,6 +95,8 @@ pub enum Event {
     BodyTooLarge,
     /// The client, or the Envoy stream that stands for it, is gone.
     Gone,
+    /// The same, when the prefill leg has just ended: its outcome, of which nobody has heard yet.
+    GoneAfterPrefill(LegOutcome),
     /// The drain timeout of a shutdown has passed.
     Shutdown,
     /// The peer is set up in a way in which requests cannot be served; the text says how to mend it.
@@ -132,6 +134,9 @@ pub enum Effect {
     StartPrefill(Box<LegRequest>),
     /// Stop the prefill leg.
     CancelPrefill,
+    /// Nobody waits for this decode request, but its pod must see it: only then does the prefill pod let go of the KV
+    /// blocks that it holds for it (`engine-protocols`, section 8). Send it, and hang up.
+    Deliver(Box<LegRequest>),
     /// Send the request on.
     Route(Box<RoutePlan>),
     /// Answer the client with an error. Nothing of an answer was sent before.

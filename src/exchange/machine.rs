@@ -148,7 +148,10 @@ impl Exchange {
         let state = std::mem::replace(&mut self.state, State::Ended);
         self.state = match (state, event) {
             (State::Ended, _) => State::Ended,
-            (state, Event::Gone) => self.gone(now, state, effects),
+            (State::Prefilling(routed), Event::GoneAfterPrefill(outcome)) => {
+                self.gone_after_prefill(now, *routed, &outcome, effects)
+            }
+            (state, Event::Gone | Event::GoneAfterPrefill(_)) => self.gone(now, state, effects),
             (state, Event::Shutdown) => self.shut_down(now, &state, effects),
             (state, Event::Misconfigured(text)) => {
                 tracing::error!(text, "the peer is set up in a way that cannot work");

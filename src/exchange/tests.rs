@@ -191,6 +191,7 @@ fn name_of(effect: &Effect) -> &'static str {
         Effect::ExtendTimeout(_) => "extend",
         Effect::StartPrefill(_) => "prefill",
         Effect::CancelPrefill => "cancel",
+        Effect::Deliver(_) => "deliver",
         Effect::Route(_) => "route",
         Effect::Refuse(_) => "refuse",
         Effect::ForwardHead(_) => "head",
@@ -371,6 +372,39 @@ fn the_client_may_leave_at_any_moment() {
     }
 }
 
+/// The client leaves in the moment in which the prefill leg ends.
+fn gone_after(prefill: Event) -> Event {
+    let Event::Prefill(outcome) = prefill else { panic!() };
+    Event::GoneAfterPrefill(outcome)
+}
+
+#[test]
+fn interop_15b_a_client_that_leaves_between_the_legs_lets_the_decode_pod_hear_of_the_blocks() {
+    let mut run = Run::new(world());
+    run.feed(head(PD)).feed(body(BODY)).feed(gone_after(prefill_ok()));
+    assert_eq!(run.names()[2..], ["prefill", "deliver", "end"]);
+    let Some(Effect::Deliver(call)) = run.effects.get(3) else { panic!() };
+    assert_eq!(&*call.address, "10.0.0.5:8000");
+    assert_eq!(call.headers["x-request-id"], "R");
+    let sent: serde_json::Value = serde_json::from_slice(&call.body).unwrap();
+    assert_eq!(sent["kv_transfer_params"]["remote_host"], "10.0.0.5");
+    assert_eq!((run.record().outcome, run.record().status), (Outcome::ClientGone, 499));
+    run.oracle();
+
+    // Nothing is held where there is no hand-off.
+    let absent = LegOutcome::Answered {
+        status: StatusCode::OK,
+        content_type: None,
+        body: Bytes::from_static(b"{\"kv_transfer_params\":null}"),
+    };
+    for outcome in [Event::Prefill(absent), prefill_failed()] {
+        let mut run = Run::new(world());
+        run.feed(head(PD)).feed(body(BODY)).feed(gone_after(outcome));
+        assert_eq!(run.names()[2..], ["prefill", "end"]);
+        run.oracle();
+    }
+}
+
 #[test]
 fn r27_leaving_after_done_is_success() {
     let mut run = Run::new(world());
@@ -440,7 +474,7 @@ fn ids_from_shared_traces_are_made_unique_for_the_legs() {
 }
 
 fn any_event() -> impl Strategy<Value = u8> {
-    0u8..17
+    0u8..18
 }
 
 fn make(kind: u8) -> Event {
@@ -461,6 +495,7 @@ fn make(kind: u8) -> Event {
         13 => Event::BodyTimeout,
         14 => Event::BodyTooLarge,
         15 => Event::Misconfigured("mend it".to_owned()),
+        16 => gone_after(prefill_ok()),
         _ => Event::Prepared(Prepared { length: crate::routing::PromptLength::Unknown, hashes: Vec::new() }),
     }
 }

@@ -139,7 +139,8 @@ impl Peer for EnvoyPeer {
             Effect::Cut => {
                 let _ = self.replies.send(Err(Status::aborted("the answer is cut short"))).await;
             }
-            Effect::Route(_)
+            Effect::Deliver(_)
+            | Effect::Route(_)
             | Effect::Prepare(_)
             | Effect::StartPrefill(_)
             | Effect::CancelPrefill

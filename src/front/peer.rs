@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming as HyperBody};
@@ -36,11 +37,16 @@ pub fn error_response(error: &ApiError) -> Response<FrontBody> {
     response
 }
 
+/// A decode request whose client leaves goes on for this long since it was started, so that its pod sees it: the prefill
+/// pod holds KV blocks until then. Far below what an engine needs for an answer.
+const DELIVERY: Duration = Duration::from_millis(100);
+
 type Connecting = Pin<Box<dyn Future<Output = Result<Response<HyperBody>, LegError>> + Send>>;
 
 enum Decode {
     NotYet,
-    Connecting(Connecting),
+    /// The request is on its way; until the second is over, its pod may not have it whole.
+    Connecting(Connecting, Pin<Box<Sleep>>),
     Streaming(HyperBody),
     /// It ended as it should.
     Complete,
@@ -100,7 +106,7 @@ impl FrontPeer {
     async fn next_of_decode(decode: &mut Decode, answer: &mut Option<Response<()>>, chunk: &mut Bytes) -> Event {
         match decode {
             Decode::NotYet | Decode::Complete | Decode::Broken => std::future::pending().await,
-            Decode::Connecting(connecting) => match connecting.as_mut().await {
+            Decode::Connecting(connecting, _) => match connecting.as_mut().await {
                 Err(error) => {
                     *decode = Decode::Broken;
                     Event::DecodeFailed { detail: error.to_string() }
@@ -224,10 +230,18 @@ impl Peer for FrontPeer {
             return self.crashed().await;
         };
         let client = self.client.clone();
-        self.decode =
-            Decode::Connecting(Box::pin(
-                async move { client.post(&address, &plan.path, plan.headers, plan.body).await },
-            ));
+        let call = async move { client.post(&address, &plan.path, plan.headers, plan.body).await };
+        self.decode = Decode::Connecting(Box::pin(call), Box::pin(tokio::time::sleep(DELIVERY)));
+    }
+
+    fn undelivered(&mut self) -> Option<BoxFuture<'static, ()>> {
+        let Decode::Connecting(call, grace) = std::mem::replace(&mut self.decode, Decode::Broken) else { return None };
+        Some(Box::pin(async move {
+            tokio::select! {
+                _ = call => {}
+                () = grace => {}
+            }
+        }))
     }
 
     async fn crashed(&mut self) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -9,6 +10,7 @@ use http::HeaderMap;
 use super::{Exchange, Routed, Routing, State};
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
+use crate::engines::vllm::Handoff;
 use crate::engines::{self, vllm};
 use crate::error::{ApiError, Reason};
 use crate::exchange::admission::Reservation;
@@ -21,7 +23,10 @@ use crate::fleet::Pod;
 use crate::prefix::PrefixUpdate;
 use crate::request::ParsedBody;
 use crate::routing::{self, Context, Decision, RequestFacts, SingleReason, Strategy, Target};
-use crate::telemetry::{PrefillOutcome, PrefillStage};
+use crate::telemetry::{Outcome, PrefillOutcome, PrefillStage};
+
+/// How long a decode pod has for taking in a request that nobody waits for.
+const DELIVERY: Duration = Duration::from_secs(1);
 
 impl Exchange {
     pub(super) fn route(
@@ -153,6 +158,37 @@ impl Exchange {
                 self.hand_over(now, &parsed, Some(&decode), body, Some(attempt), effects)
             }
         }
+    }
+
+    /// The client left in the moment between the legs. The prefill pod holds blocks for a decode pod that has not heard
+    /// of them: it has to, once, or they stay until the lease ends.
+    pub(super) fn gone_after_prefill(
+        &mut self,
+        now: Tick,
+        routed: Routed,
+        outcome: &LegOutcome,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        self.record.timings.prefill_end = Some(now);
+        let Routed { body: parsed, prefill, decode, connector, attempt, leg } = routed;
+        if let Ok(answer) = engines::accept_prefill(outcome) {
+            leg.finish(PrefillOutcome::Success);
+            if let Ok((body, Handoff::Relayed)) = vllm::decode_body(&parsed, connector, answer, &prefill.spec.host) {
+                self.record.handoff = Handoff::Relayed.label();
+                effects.push(Effect::Deliver(Box::new(LegRequest {
+                    address: Arc::clone(&decode.address),
+                    path: self.path(),
+                    headers: self.leg_headers(&attempt),
+                    body,
+                    timeout: DELIVERY,
+                    max_answer_bytes: 0,
+                })));
+            }
+        } else {
+            leg.finish(outcome.metric_outcome());
+        }
+        self.record.status = 499;
+        self.end(now, Outcome::ClientGone, effects)
     }
 
     /// The request goes on: to `pod`, or wherever Envoy's own routes lead.
