@@ -12,6 +12,8 @@ pub(super) struct Findings {
     pub(super) usage: UsageSum,
     pub(super) done: bool,
     pub(super) error: bool,
+    /// Documents that were parsed: what an answer costs beyond the scan of its bytes.
+    pub(super) parsed: u64,
 }
 
 impl Findings {
@@ -23,6 +25,7 @@ impl Findings {
 
     /// Takes in one JSON document; `false` when it is no JSON object.
     pub(super) fn document(&mut self, bytes: &[u8]) -> bool {
+        self.parsed += 1;
         let Ok(object) = JsonObject::parse(bytes) else { return false };
         self.level(&object);
         // The Responses API wraps the answer in `response`, Anthropic's first event in `message`.

@@ -338,3 +338,19 @@ proptest! {
         prop_assert_eq!(found, (usage(13, 6), true, false, 5));
     }
 }
+
+#[test]
+fn r22_only_events_that_can_tell_something_are_parsed() {
+    let token = "data: {\"id\":\"c\",\"choices\":[{\"delta\":{\"content\":\"tok\"},\"finish_reason\":null}],\"usage\":null}\n\n";
+    let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\n";
+    let mut watch = AnswerWatch::new(AnswerKind::Stream);
+    for _ in 0..10_000 {
+        watch.feed(token.as_bytes());
+    }
+    assert_eq!((watch.parsed(), watch.progress()), (0, 10_000));
+    watch.feed(usage.as_bytes());
+    watch.feed(b"data: [DONE]\n\n");
+    watch.finish();
+    assert_eq!((watch.parsed(), watch.done()), (1, true));
+    assert_eq!(watch.usage().map(|usage| usage.total_tokens), Some(3));
+}

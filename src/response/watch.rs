@@ -110,6 +110,11 @@ impl AnswerWatch {
         }
     }
 
+    /// JSON documents that had to be parsed. All else costs a substring scan.
+    pub fn parsed(&self) -> u64 {
+        self.findings.parsed
+    }
+
     /// Bytes seen so far.
     pub fn bytes(&self) -> u64 {
         self.bytes
