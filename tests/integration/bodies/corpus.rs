@@ -44,7 +44,7 @@ const OF_CHAT: [&str; 33] = [
     r#""stop_token_ids":[1,2],"bad_words":["x"],"include_stop_str_in_output":true,"ignore_eos":true"#,
     r#""priority":-3,"cache_salt":"s","request_id":"mine","return_token_ids":true,"return_tokens_as_token_ids":null"#,
     r#""vllm_xargs":{"k":[1,"a"]},"logits_processors":[{"qualname":"a.b","args":[]}]"#,
-    r#""lora_path":["a",null],"session_params":{"id":"s"},"separate_reasoning":true,"rid":"x","bootstrap_room":0"#,
+    r#""lora_path":["a",null],"session_params":{"id":"s"},"separate_reasoning":true,"rid":"x""#,
     r#""custom_logit_processor":"x","regex":"a|b","ebnf":"root ::= \"x\"","json_schema":"{}""#,
     r#""best_of":1,"use_beam_search":false,"length_penalty":1.0,"repetition_penalty":1.1,"truncate_prompt_tokens":-1"#,
     r#""prompt_logprobs":0,"echo":false,"skip_special_tokens":false,"spaces_between_special_tokens":true"#,
