@@ -51,7 +51,7 @@ pub struct Stops {
 
 /// A prefill leg whose client leaves is cancelled after this long, unless its answer was on its way: that answer stands
 /// for KV blocks which the prefill pod would hold until their lease ends.
-const LAST_MOMENT: Duration = Duration::from_millis(10);
+const LAST_MOMENT: Duration = Duration::from_millis(25);
 
 type Pending<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
-use tandem_sim::{Engine, EngineConfig};
+use tandem_sim::{Engine, EngineConfig, Hold};
 use tokio_util::task::TaskTracker;
 
 use super::*;
@@ -30,6 +30,7 @@ impl Environment for Nothing {
 /// driver has looked at the leg.
 struct LeavesBetweenTheLegs {
     prefill: Engine,
+    hold: Option<Hold>,
     step: usize,
 }
 
@@ -49,10 +50,11 @@ impl Peer for LeavesBetweenTheLegs {
                 Incoming::Event(Event::Body { data, end: true })
             }
             _ => {
-                // The leg needs this task until its request is out.
-                while self.prefill.records().is_empty() {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
+                // The leg needs this task until its request is out; the engine holds it until nobody reads the answer.
+                if let Some(hold) = &self.hold {
+                    hold.wait_for(1).await;
                 }
+                self.hold = None;
                 // From here on the thread is blocked, not the runtime: the engine answers, and nobody reads it.
                 let answered = |engine: &Engine| engine.records().iter().any(|record| record.end.is_some());
                 while !answered(&self.prefill) {
@@ -108,7 +110,8 @@ async fn interop_15b_the_decode_engine_gets_the_request_and_then_a_hang_up() {
     let tasks = TaskTracker::new();
     let driver =
         Driver::new(Arc::clone(&world), Clock::system(), Seeds::new(1), Tracer::off(), tasks.clone(), Stops::default());
-    Arc::new(driver).spawn(LeavesBetweenTheLegs { prefill: prefill.clone(), step: 0 }, HeaderMap::new());
+    let peer = LeavesBetweenTheLegs { hold: Some(prefill.hold()), prefill: prefill.clone(), step: 0 };
+    Arc::new(driver).spawn(peer, HeaderMap::new());
     tasks.close();
     tokio::time::timeout(Duration::from_secs(20), tasks.wait()).await.expect("the exchange ends");
 
