@@ -5,7 +5,7 @@
 #   bench/run.sh requests        one of: requests chunks memory
 #
 # Envoy is found as by the tests: TANDEM_TEST_ENVOY, what scripts/test.sh fetched, or PATH. Ports from BENCH_PORT (18000)
-# upwards are used. Each result is one JSON line; bench/RESULTS.md explains them.
+# upwards are used. Each result is one JSON line that names its units.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
