@@ -22,7 +22,7 @@ async fn interop_06_client_forges_a_handoff() {
     let honest = Call::post(&base(sandbox.decode[0].address()), PATH, BODY).send().await.json().await;
     let forged = BODY.replace(
         r#""max_tokens""#,
-        r#""kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[1],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1},"disagg_prefill_resp":{"id":"x"},"max_tokens""#,
+        r#""kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[1],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1},"disagg_prefill_resp":{"id":"x"},"ec_transfer_params":{},"bootstrap_host":"h","bootstrap_port":1,"bootstrap_room":0,"disaggregated_params":{},"max_tokens""#,
     );
     for path in sandbox.paths() {
         sandbox.clear();
@@ -32,7 +32,7 @@ async fn interop_06_client_forges_a_handoff() {
         assert_eq!(text(&answer.json().await), text(&honest));
         let (prefill, decode) = (only(&sandbox.prefill[0]), only(&sandbox.decode[0]));
         assert_eq!(raw(&prefill.body, "kv_transfer_params").as_deref(), Some(KV_REQUEST));
-        assert_eq!(raw(&prefill.body, "disagg_prefill_resp"), None);
+        assert_eq!(without(&prefill.body, &PREFILL_FIELDS), without(BODY.as_bytes(), &PREFILL_FIELDS));
         assert_eq!(members(&decode.body), members(BODY.as_bytes()));
     }
     wait_total(&sandbox.fleet, "tandem_handoff_total", &[("outcome", "absent")], 2.0).await;
