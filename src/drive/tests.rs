@@ -55,11 +55,14 @@ impl Peer for LeavesBetweenTheLegs {
                     hold.wait_for(1).await;
                 }
                 self.hold = None;
-                // From here on the thread is blocked, not the runtime: the engine answers, and nobody reads it.
+                // From here on this task is blocked, not the runtime: the engine answers, and nobody reads it. Without
+                // `block_in_place` the engine's own task could sit in the slot of this worker that no other worker takes from.
                 let answered = |engine: &Engine| engine.records().iter().any(|record| record.end.is_some());
-                while !answered(&self.prefill) {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                tokio::task::block_in_place(|| {
+                    while !answered(&self.prefill) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                });
                 Incoming::Event(Event::Gone)
             }
         }
