@@ -35,6 +35,14 @@ pub enum PrefillPolicy {
 }
 
 impl PrefillPolicy {
+    /// Every policy, in the order of the PD document.
+    pub const ALL: [PrefillPolicy; 2] = [PrefillPolicy::PrefixCache, PrefillPolicy::LeastRequest];
+
+    /// The policy of that exact name.
+    pub fn parse(name: &str) -> Option<PrefillPolicy> {
+        PrefillPolicy::ALL.into_iter().find(|policy| policy.name() == name)
+    }
+
     /// The name in variables, profiles and logs.
     pub fn name(self) -> &'static str {
         match self {
@@ -54,6 +62,14 @@ pub enum DecodePolicy {
 }
 
 impl DecodePolicy {
+    /// Every policy, in the order of the PD document.
+    pub const ALL: [DecodePolicy; 2] = [DecodePolicy::LoadBalancing, DecodePolicy::LeastRequest];
+
+    /// The policy of that exact name.
+    pub fn parse(name: &str) -> Option<DecodePolicy> {
+        DecodePolicy::ALL.into_iter().find(|policy| policy.name() == name)
+    }
+
     /// The name in variables, profiles and logs.
     pub fn name(self) -> &'static str {
         match self {
