@@ -155,7 +155,8 @@ impl<'a> World<'a> {
             ended: 0,
             now: START,
         };
-        world.schedule(START, Event::Arrive(0));
+        let first = trace.requests.first().map_or(Duration::ZERO, |request| request.at);
+        world.schedule(START.plus(first), Event::Arrive(0));
         world.schedule(START.plus(world.sample / 2), Event::Sample);
         Ok(world)
     }
