@@ -182,3 +182,61 @@ impl Bar {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    const CONFIGURED: Policies = (PrefillPolicy::PrefixCache, DecodePolicy::LoadBalancing);
+
+    fn pairs(texts: &[&str]) -> Result<Vec<Policies>, String> {
+        let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+        policies(&texts, CONFIGURED).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn pairs_of_policies() {
+        assert_eq!(pairs(&[]).unwrap(), [CONFIGURED]);
+        assert_eq!(pairs(&["all"]).unwrap(), replay::all_policies());
+        let two = pairs(&["least_request/least_request", "prefix_cache/load_balancing"]).unwrap();
+        assert_eq!(two, [(PrefillPolicy::LeastRequest, DecodePolicy::LeastRequest), CONFIGURED]);
+        for (text, complaint) in [
+            ("least_request", "\"least_request\" is not PREFILL/DECODE"),
+            ("best/least_request", "no prefill policy \"best\"; there are prefix_cache, least_request"),
+            ("least_request/", "no decode policy \"\"; there are load_balancing, least_request"),
+        ] {
+            let error = pairs(&[text]).unwrap_err();
+            assert!(error.starts_with(complaint), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_refused() {
+        let excerpt = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/mooncake-first-500.jsonl.gz");
+        let run_with = |more: &[&str]| {
+            let cli = Cli::try_parse_from([&["tandem", "replay", "--trace", excerpt, "--limit", "20"], more].concat());
+            let Ok(Cli { command: crate::cli::Command::Replay(args) }) = cli else {
+                return Err("arguments".to_owned());
+            };
+            run(&args).map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(run_with(&["--speed", "2", "--prefill", "3", "--threads", "1", "--format", "mooncake"]), Ok(()));
+        for (more, complaint) in [
+            (["--speed", "0"], "--speed must be"),
+            (["--speed", "NaN"], "--speed must be"),
+            (["--block-tokens", "0"], "--block-tokens must be"),
+            (["--block-tokens", "64"], "the trace"),
+            (["--rolesets", "9"], "each roleset needs"),
+            (["--engine", "step_ms=0"], "--engine: step_ms must be"),
+            (["--format", "azure"], "the trace"),
+            (["--policies", "x/y"], "--policies: no prefill policy"),
+            (["--json", "/does/not/exist.json"], "cannot write"),
+        ] {
+            let error = run_with(&more).unwrap_err();
+            assert!(error.starts_with(complaint), "{more:?}: {error}");
+        }
+    }
+}

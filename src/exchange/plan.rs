@@ -9,7 +9,7 @@ use super::headers::text;
 use super::prepare::{HashJob, PrepareJob};
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Engine, Model};
-use crate::knobs::{Knobs, PdKnobs, PrefillPolicy};
+use crate::knobs::{Knobs, PdKnobs};
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Splittable, Strategy, largest_bound};
 
@@ -102,7 +102,7 @@ impl Plan {
         {
             job.count = Some((text, limit));
         }
-        if self.splittable == Splittable::Yes && self.knobs.prefill_policy == PrefillPolicy::PrefixCache {
+        if self.splittable == Splittable::Yes && self.knobs.prefill_policy.looks_prefixes_up() {
             job.hash = Some(HashJob {
                 key,
                 tokenizer: knobs.prefix.tokenizer,

@@ -9,7 +9,7 @@ use super::options::FleetShape;
 use crate::clock::Tick;
 use crate::fleet::{self, Engine, Model, Pod, PodKey, PodSpec, Role, Snapshot};
 use crate::knobs::{Knobs, PdKnobs};
-use crate::load::LoadView;
+use crate::load::TokenView;
 use crate::prefix::{PrefixIndex, PrefixUpdate};
 use crate::rng::{Rng, Seeds};
 use crate::routing::{self, Charges, Context, Decision, RequestFacts, RoutingError, Strategy};
@@ -175,9 +175,14 @@ impl Gateway {
         Ok((decision, charges))
     }
 
-    /// What is still charged, summed over all pods.
+    /// What is still charged, summed over all pods: requests, and tokens in the ledgers.
     pub(super) fn open(&self) -> u64 {
-        self.model.pods.iter().map(|pod| pod.state.load.view()).map(|view: LoadView| view.in_flight()).sum()
+        let of_pod = |pod: &Arc<Pod>| {
+            let TokenView { active, kv, stranded, decode } = pod.state.load.tokens.view();
+            let (waiting, _) = pod.state.load.tokens.decode_ages(Tick(u64::MAX));
+            pod.state.load.view().in_flight() + active + kv + stranded + decode + waiting
+        };
+        self.model.pods.iter().map(of_pod).sum()
     }
 }
 
@@ -207,5 +212,87 @@ impl Scrape {
             turn = (turn + stride).min(due);
         }
         self.last = Some(due);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::knobs::Environment;
+
+    struct Nothing;
+
+    impl Environment for Nothing {
+        fn get(&self, _: &str) -> Option<String> {
+            None
+        }
+    }
+
+    fn gateway() -> Gateway {
+        let (knobs, _) = Knobs::read(&Nothing).unwrap();
+        let shape = FleetShape::new(2, 2, None).unwrap();
+        Gateway::new(shape, &knobs, PdKnobs::default(), 3).unwrap()
+    }
+
+    const POD: EngineId = EngineId::Decode(1);
+
+    /// 200 tokens per second, and twice as many after four seconds.
+    fn page(at: Tick) -> Page {
+        let seconds = at.0 as f64 / 1e9;
+        let tokens = 200.0 * seconds + 200.0 * (seconds - 4.0).max(0.0);
+        Page { running: Some(3.0), generation_tokens: Some(tokens), ..Page::default() }
+    }
+
+    fn signals(gateway: &Gateway) -> crate::fleet::Signals {
+        gateway.decodes[1].pod.state.signals.load().as_ref().clone()
+    }
+
+    #[test]
+    fn who_looks_rarely_sees_what_who_looks_always_sees() {
+        let (mut often, mut rarely) = (gateway(), gateway());
+        for ms in 0..10_000u64 {
+            often.scrape(POD, Tick::from_millis(ms), page);
+            if ms % 1_700 == 999 {
+                rarely.scrape(POD, Tick::from_millis(ms), page);
+                let (a, b) = (signals(&often), signals(&rarely));
+                assert_eq!((a.at, a.running, a.foreign_running), (b.at, b.running, 3.0), "{ms}");
+                let age = Tick::from_millis(ms).since(a.at.unwrap());
+                assert!(age < Duration::from_millis(50), "{ms}: {age:?}");
+                let rates = (a.generation_tps.unwrap(), b.generation_tps.unwrap());
+                assert!((rates.0 / rates.1 - 1.0).abs() < 0.06, "{ms}: {rates:?}");
+            }
+        }
+        assert!((signals(&rarely).generation_tps.unwrap() - 400.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_long_pause_costs_a_bounded_number_of_scrapes() {
+        let mut gateway = gateway();
+        gateway.scrape(POD, Tick::from_millis(1_000), page);
+        let seen = RefCell::new(Vec::new());
+        gateway.scrape(POD, Tick::from_millis(86_400_000), |at| {
+            seen.borrow_mut().push(at);
+            page(at)
+        });
+        let seen = seen.into_inner();
+        assert!(seen.len() < 1_000 && seen.is_sorted(), "{}", seen.len());
+        assert!(Tick::from_millis(86_400_000).since(*seen.last().unwrap()) < Duration::from_millis(50));
+        gateway.scrape(POD, Tick::from_millis(86_400_000), |_| panic!("none is due"));
+    }
+
+    #[test]
+    fn every_pod_has_its_engine() {
+        let gateway = gateway();
+        for (list, id) in
+            [(&gateway.prefills, EngineId::Prefill as fn(usize) -> EngineId), (&gateway.decodes, EngineId::Decode)]
+        {
+            for (index, scrape) in list.iter().enumerate() {
+                assert_eq!(gateway.engine_of(&scrape.pod), Some(id(index)));
+                assert_eq!(scrape.pod.spec.roleset.as_deref(), Some(format!("roleset-0000{index}").as_str()));
+            }
+        }
+        assert_eq!((gateway.prefills.len(), gateway.decodes.len(), gateway.open()), (2, 2, 0));
     }
 }

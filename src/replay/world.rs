@@ -1,7 +1,7 @@
 //! The virtual world: gateways and engines on one time line of events.
 //!
 //! One request goes the way that `exchange::machine` takes it: select and charge, offer the prefix, prefill leg; at its
-//! end the prefill charge is dropped and the decode charge handed over; KV transfer and tokens; `complete`. A prefill
+//! end the prefill charges are dropped and the decode charge handed over; KV transfer and tokens; `complete`. A prefill
 //! leg that takes longer than the knob allows fails, and everything it held is dropped.
 
 use std::cmp::Reverse;
@@ -17,7 +17,7 @@ use super::prefill::{PrefillEngine, Prompt};
 use super::trace::{Request, Trace};
 use crate::clock::Tick;
 use crate::knobs::PdKnobs;
-use crate::routing::{Charges, PromptLength, RequestFacts, Splittable, Target};
+use crate::routing::{Charges, PromptLength, RequestFacts, Target};
 
 /// The first arrival. Not zero, so that "a while ago" exists.
 const START: Tick = Tick::from_millis(1_000);
@@ -207,18 +207,25 @@ impl<'a> World<'a> {
 
     fn arrive(&mut self, request: usize) {
         let trace = self.trace;
-        let Some(facts @ Request { prompt, hashes, .. }) = trace.requests.get(request) else { return };
+        let Some(Request { at, prompt, hashes: prefix, .. }) = trace.requests.get(request) else { return };
         if let Some(next) = trace.requests.get(request + 1) {
             self.schedule(START.plus(next.at), Event::Arrive(request + 1));
         }
-        debug_assert_eq!(self.now, START.plus(facts.at));
+        debug_assert_eq!(self.now, START.plus(*at));
         self.course(request, |course, now| course.arrived = now);
         let turn = request % self.gateways.len().max(1);
         self.look_at_all(turn);
         let Some(gateway) = self.gateways.get_mut(turn) else { return };
-        let facts =
-            RequestFacts { length: PromptLength::Exactly(*prompt), hashes, splittable: Splittable::Yes, profile: None };
-        let Ok((decision, charges)) = gateway.route(self.now, &facts, hashes) else {
+        let looks = gateway.knobs().prefill_policy.looks_prefixes_up();
+        let hashes = if looks { Arc::clone(prefix) } else { Arc::default() };
+        let facts = RequestFacts {
+            length: PromptLength::Exactly(*prompt),
+            hashes: &hashes,
+            prompt_tokens: *prompt,
+            prefix_tokens: if hashes.is_empty() { 0 } else { *prompt },
+            ..RequestFacts::default()
+        };
+        let Ok((decision, charges)) = gateway.route(self.now, &facts, &hashes) else {
             return self.end(request, Some(Failure::NotRouted));
         };
         let timeout = gateway.knobs().prefill_request_timeout;
@@ -235,7 +242,7 @@ impl<'a> World<'a> {
         }
         self.look_at(EngineId::Prefill(prefill));
         if let Some((engine, _)) = self.prefills.get_mut(prefill) {
-            let (hashes, block_tokens) = (Arc::clone(hashes), trace.block_tokens);
+            let (hashes, block_tokens) = (Arc::clone(prefix), trace.block_tokens);
             engine.offer(Prompt { request, tokens: *prompt, hashes, block_tokens });
         }
         self.start_prefill(prefill);
@@ -275,8 +282,10 @@ impl<'a> World<'a> {
             return;
         };
         self.look_at(EngineId::Decode(decode));
+        let now = self.now;
         if let Some(Some(open)) = self.open.get_mut(request) {
             open.charges.prefill = None;
+            open.charges.tokens.prefill_done(now);
             open.charges.decode.hand_over();
         }
         let Some(facts) = self.trace.requests.get(request) else { return };
