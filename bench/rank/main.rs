@@ -59,8 +59,8 @@ struct Run {
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/mooncake-first-500.jsonl.gz"))]
     trace: PathBuf,
     /// Only the first requests
-    #[arg(long)]
-    limit: Option<usize>,
+    #[arg(long, default_value_t = 250)]
+    limit: usize,
     /// Requests arrive so many times as fast
     #[arg(long, default_value_t = 10.0)]
     speed: f64,
@@ -144,7 +144,7 @@ fn spearman(a: &[f64], b: &[f64]) -> f64 {
 
 impl Run {
     async fn run(&self) -> Result<()> {
-        let how = ReadOptions { limit: self.limit, speed: self.speed, ..ReadOptions::default() };
+        let how = ReadOptions { limit: Some(self.limit), speed: self.speed, ..ReadOptions::default() };
         let trace = shrink(replay::read_file(&self.trace, how)?);
         let shape = FleetShape::new(self.pods, self.pods, Some(self.rolesets)).context("too few pods")?;
         ensure!(self.seeds > 0 && self.rounds > 0, "nothing to run");
