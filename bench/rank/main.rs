@@ -2,10 +2,11 @@
 //!
 //!   cargo bench --profile dev --bench rank -- run
 //!
-//! The trace is shrunk: a block of 512 tokens becomes one of 64, an answer a sixteenth, and time runs ten times as fast.
-//! For each pair of policies it goes through the HTTP front of a real gateway to simulated vLLM engines, in real time,
-//! and through `tandem replay` with the same engine parameters. Both orders by mean time to first token are printed, with
-//! Spearman's rank correlation.
+//! The trace is shrunk: a block of 512 tokens becomes one of 64, an answer a sixteenth. For each pair of policies it goes
+//! through the HTTP front of a real gateway to simulated vLLM engines, in real time, and through `tandem replay` with
+//! the same engine parameters. All pairs run at once, each with its own gateway and engines: so times can be long
+//! compared with the stalls of a busy machine. Both orders by mean time to first token are printed, with Spearman's rank
+//! correlation.
 #![allow(missing_docs, clippy::unwrap_used, clippy::disallowed_methods, reason = "a tool for developers")]
 
 mod real;
@@ -16,6 +17,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 use tandem::knobs::{Environment, Knobs};
+use tokio::task::JoinSet;
+
 use tandem::replay::{self, EngineModel, FleetShape, PairReport, Policies, ReadOptions, ReplayOptions, Request, Trace};
 
 /// Tokens of a shrunk block.
@@ -24,18 +27,18 @@ const OUTPUT_SCALE: u64 = 16;
 
 /// What the engines of both sides are, in the terms of replay.
 const ENGINE: [&str; 11] = [
-    "prefill_ms=1",
+    "prefill_ms=10",
     "prefill_ns_per_token_pair=0",
     "prefix_cache_tokens=400000",
-    "transfer_ms=1",
+    "transfer_ms=10",
     "transfer_us_per_token=0",
-    "step_ms=22",
-    "step_us_per_sequence=3000",
+    "step_ms=220",
+    "step_us_per_sequence=30000",
     "step_ns_per_kv_token=0",
     "kv_tokens=400000",
     "max_batch=256",
-    // 16,000 tokens per second.
-    "prefill_us_per_token=62.5",
+    // 1,600 tokens per second.
+    "prefill_us_per_token=625",
 ];
 
 #[derive(Parser)]
@@ -59,10 +62,10 @@ struct Run {
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/mooncake-first-500.jsonl.gz"))]
     trace: PathBuf,
     /// Only the first requests
-    #[arg(long, default_value_t = 250)]
+    #[arg(long, default_value_t = 400)]
     limit: usize,
     /// Requests arrive so many times as fast
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 1.0)]
     speed: f64,
     /// Prefill pods, and decode pods
     #[arg(long, default_value_t = 4)]
@@ -73,9 +76,9 @@ struct Run {
     /// Runs of replay, with different seeds, whose mean is ranked
     #[arg(long, default_value_t = 8)]
     seeds: u64,
-    /// Runs in real time whose mean is ranked
-    #[arg(long, default_value_t = 1)]
-    rounds: u32,
+    /// Only the first pairs of policies
+    #[arg(long)]
+    pairs: Option<usize>,
 }
 
 /// The variables of a run.
@@ -87,13 +90,13 @@ impl Environment for Variables {
     }
 }
 
-/// The configuration of both sides. Scrapes are four times as rare as by default, because they share two cores with
-/// everything else here.
+/// The configuration of both sides. Scrapes are rarer than by default: all pages of all pairs are made and read on the
+/// same cores.
 fn knobs((prefill, decode): Policies) -> Result<(Knobs, tandem::knobs::Report)> {
     let variables = [
         ("AIBRIX_PREFILL_SCORE_POLICY", prefill.name()),
         ("AIBRIX_DECODE_SCORE_POLICY", decode.name()),
-        ("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", "200"),
+        ("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", "1000"),
         ("AIBRIX_PREFILL_REQUEST_TIMEOUT", "300"),
         ("TANDEM_LOG", "error"),
     ];
@@ -145,15 +148,16 @@ fn spearman(a: &[f64], b: &[f64]) -> f64 {
 impl Run {
     async fn run(&self) -> Result<()> {
         let how = ReadOptions { limit: Some(self.limit), speed: self.speed, ..ReadOptions::default() };
-        let trace = shrink(replay::read_file(&self.trace, how)?);
+        let trace = Arc::new(shrink(replay::read_file(&self.trace, how)?));
         let shape = FleetShape::new(self.pods, self.pods, Some(self.rolesets)).context("too few pods")?;
-        ensure!(self.seeds > 0 && self.rounds > 0, "nothing to run");
+        ensure!(self.seeds > 0, "nothing to run");
         let mut engine = EngineModel::default();
         for text in ENGINE {
             engine.set(text)?;
         }
         let engine = Arc::new(engine);
-        let pairs = replay::all_policies();
+        let mut pairs = replay::all_policies();
+        pairs.truncate(self.pairs.unwrap_or(pairs.len()));
         println!(
             "{} requests in {:.1} s, {} prefill and {} decode pods in {} rolesets, {} pairs of policies",
             trace.requests.len(),
@@ -163,18 +167,22 @@ impl Run {
             self.rolesets,
             pairs.len()
         );
-        let (mut real, mut virtual_) = (Vec::new(), Vec::new());
+        let mut running = JoinSet::new();
+        for (index, pair) in pairs.iter().enumerate() {
+            let (trace, engine, knobs) = (Arc::clone(&trace), Arc::clone(&engine), knobs(*pair)?);
+            running.spawn(async move { (index, real::mean_ttft(&trace, shape, &engine, knobs).await) });
+        }
+        let mut real = vec![f64::NAN; pairs.len()];
+        while let Some(ended) = running.join_next().await {
+            let (index, mean) = ended?;
+            *real.get_mut(index).context("index")? = mean?;
+        }
+        let mut virtual_ = Vec::new();
         println!("{:38} {:>16} {:>16}", "mean TTFT, seconds", "real time", "replay");
-        for pair in &pairs {
-            let mut sum = 0.0;
-            for _ in 0..self.rounds {
-                sum += real::mean_ttft(&trace, shape, &engine, knobs(*pair)?).await?;
-            }
-            real.push(sum / f64::from(self.rounds));
-            virtual_.push(virtually(&trace, self, shape, &engine, *pair)?);
-            let name = format!("{}/{}", pair.0.name(), pair.1.name());
-            let last = |values: &[f64]| values.last().copied().unwrap_or(f64::NAN);
-            println!("{name:38} {:>16.4} {:>16.4}", last(&real), last(&virtual_));
+        for (pair, real) in pairs.iter().zip(&real) {
+            let mean = virtually(&trace, self, shape, &engine, *pair)?;
+            virtual_.push(mean);
+            println!("{:38} {real:>16.4} {mean:>16.4}", format!("{}/{}", pair.0.name(), pair.1.name()));
         }
         for (title, values) in [("real time", &real), ("replay", &virtual_)] {
             let mut order: Vec<(f64, String)> = values

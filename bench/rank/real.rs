@@ -38,7 +38,7 @@ fn config(config: EngineConfig, engine: &EngineModel, cache: f64) -> EngineConfi
     };
     let max_running = engine.max_batch as usize;
     let capacity = Capacity { kv_tokens: cache as u64, max_model_len: 131_072, max_running, prefix_cache: true };
-    config.timing(timing).capacity(capacity).keep_alive(NEVER).lease(NEVER)
+    config.timing(timing).capacity(capacity).lease(NEVER)
 }
 
 async fn start_engines(shape: FleetShape, model: &EngineModel) -> Result<(Vec<Engine>, String)> {
@@ -126,8 +126,8 @@ pub async fn mean_ttft(
             json!({"model": MODEL, "prompt": prompt, "max_tokens": request.output, "stream": true}).to_string()
         })
         .collect();
-    // The engines' metrics are scraped once before the first request comes.
-    let start = tokio::time::Instant::now() + Duration::from_secs(1);
+    // The engines' metrics are scraped before the first request comes.
+    let start = tokio::time::Instant::now() + Duration::from_secs(2);
     let mut running = JoinSet::new();
     for (request, body) in trace.requests.iter().zip(bodies) {
         tokio::time::sleep_until(start + request.at).await;
