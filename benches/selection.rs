@@ -13,7 +13,7 @@ use tandem::fleet::{Engine, Model, Pod, PodKey, PodSpec, PodState, Role, Roleset
 use tandem::knobs::{PdKnobs, PrefixKnobs, Tokenizer};
 use tandem::load::Commit;
 use tandem::prefix::{PrefixIndex, PrefixUpdate};
-use tandem::routing::{Context, PromptLength, RequestFacts, Splittable, Strategy, select, select_and_charge};
+use tandem::routing::{Context, RequestFacts, Strategy, select, select_and_charge};
 use tandem::telemetry::PodLabels;
 
 fn pod(slot: u32, role: Role, roleset: &Arc<str>) -> Arc<Pod> {
@@ -113,8 +113,7 @@ fn main() {
         let index = PrefixIndex::new(&knobs);
         let prefills: Vec<_> = model.rolesets.iter().flat_map(|set| set.prefill.iter()).collect();
         let run = |label: &str, hashes: &[u64]| {
-            let facts =
-                RequestFacts { length: PromptLength::Unknown, hashes, splittable: Splittable::Yes, profile: None };
+            let facts = RequestFacts { hashes, ..RequestFacts::default() };
             let context = |seed| Context { now: Tick(2), seed, max_metric_age: Duration::from_secs(3), prefix: &index };
             let pure = median(|seed| {
                 black_box(select(&model, &facts, Strategy::Pd, &PdKnobs::default(), context(seed)).unwrap());

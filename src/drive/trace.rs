@@ -94,7 +94,7 @@ impl Spans {
         let (Some(span), Some(root)) = (self.selection.take(), &self.root) else { return };
         span.succeed();
         root.understood(record.endpoint, record.model.as_deref().unwrap_or_default(), record.stream);
-        if let (Some(strategy), Some(pod), Some(routed)) = (record.strategy, &record.target_pod, record.timings.routed)
+        if let (Some(strategy), Some(pod), Some(routed)) = (&record.strategy, &record.target_pod, record.timings.routed)
         {
             root.selected(&SelectedTarget {
                 strategy,

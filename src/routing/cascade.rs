@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
 use super::{
-    Context, Decision, FastPaths, RoutingError, Scores, SingleReason, Strategy, Target, combined, decode, pair, plain,
-    prefill, unsplittable,
+    Context, Decision, FastPaths, MissingSignals, RequestFacts, RoutingError, Scores, SingleReason, Strategy, Target,
+    combined, decode, pair, plain, prefill, unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::PdKnobs;
@@ -17,6 +17,7 @@ pub(super) fn decide(
     model: &Model,
     pool: &Pool<'_>,
     matches: &prefill::Matches,
+    request: &RequestFacts<'_>,
     strategy: Strategy,
     knobs: &PdKnobs,
     context: Context<'_>,
@@ -30,12 +31,17 @@ pub(super) fn decide(
         prefix_match_pct: None,
         candidates: (0, candidates),
         scores,
+        missing: MissingSignals::default(),
     };
     let decision = match pool {
-        Pool::Any(pods) => plain::pick(pods, strategy, context, &mut rng).map(|(pod, count)| {
-            let scores = Scores { decode: count, decode_count: count.unwrap_or(0.0), ..Scores::default() };
-            single(pod, SingleReason::Strategy, pods.len(), scores, FastPaths::default())
-        }),
+        Pool::Any(pods) => {
+            let request = plain::Request { affinity: request.affinity, matches, knobs };
+            plain::pick(pods, strategy, request, context, &mut rng).map(|pick| Decision {
+                prefix_match_pct: matches.raw(pick.index),
+                missing: pick.missing,
+                ..single(pick.pod, SingleReason::Strategy, pods.len(), pick.scores, FastPaths::default())
+            })
+        }
         Pool::Combined(pods, reason @ SingleReason::CombinedUnsplittable) => {
             plain::least_request(pods.iter().copied(), context, &mut rng).map(|(pod, count)| {
                 let scores = Scores { decode: Some(count), decode_count: count, ..Scores::default() };
@@ -121,5 +127,6 @@ fn pick_pair(
             decode_count: decode_facts.count,
             cold_start: decode_scored.any_fresh && !decode_facts.fresh,
         },
+        missing: MissingSignals::default(),
     })
 }

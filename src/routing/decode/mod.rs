@@ -22,7 +22,7 @@ const CEILING: f64 = 1e12;
 const FULL: f64 = 0.1;
 
 /// A number that an engine reported, if it is one.
-fn known(value: Option<f64>) -> Option<f64> {
+pub(super) fn known(value: Option<f64>) -> Option<f64> {
     value.filter(|value| value.is_finite() && *value >= 0.0).map(|value| value.min(CEILING))
 }
 

@@ -9,15 +9,16 @@ mod prefix_cache;
 
 pub(super) use fast_path::fast_path;
 
-use super::RequestFacts;
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
+use super::{RequestFacts, Strategy};
 use crate::fleet::Model;
 use crate::knobs::{PdKnobs, PrefillPolicy};
 use crate::prefix::PrefixIndex;
 use crate::rng::Rng;
 
-/// Prefix matches of the prefill candidates, percent, in their order; empty when the policy does not look.
+/// Prefix matches of the prefill candidates (`pd`) or of all candidates (other strategies), percent, in their order;
+/// empty when nobody looks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Matches(Vec<u8>);
 
@@ -27,6 +28,7 @@ impl Matches {
         model: &Model,
         pool: &Pool<'_>,
         request: &RequestFacts<'_>,
+        strategy: Strategy,
         knobs: &PdKnobs,
         index: &PrefixIndex,
     ) -> Matches {
@@ -35,6 +37,10 @@ impl Matches {
                 if knobs.prefill_policy == PrefillPolicy::PrefixCache && !request.hashes.is_empty() =>
             {
                 let slots: Vec<u32> = prefills.iter().map(|candidate| candidate.pod.state.slot).collect();
+                Matches(index.match_percents(&model.name, request.hashes, &slots))
+            }
+            Pool::Any(pods) if strategy.looks_prefixes_up() && !request.hashes.is_empty() && pods.len() > 1 => {
+                let slots: Vec<u32> = pods.iter().map(|pod| pod.state.slot).collect();
                 Matches(index.match_percents(&model.name, request.hashes, &slots))
             }
             _ => Matches::default(),
@@ -47,7 +53,7 @@ impl Matches {
     }
 
     /// The match as scoring sees it: one below `min_match_pct` is none.
-    fn counted(&self, candidate: usize, knobs: &PdKnobs) -> u8 {
+    pub(super) fn counted(&self, candidate: usize, knobs: &PdKnobs) -> u8 {
         self.raw(candidate).filter(|percent| *percent >= knobs.min_match_pct).unwrap_or(0)
     }
 }

@@ -193,9 +193,9 @@ proptest! {
         let facts = RequestFacts { hashes: &HASHES, ..request() };
         let Ok(pool) = eligibility::Pool::gather(&model, &facts, scene.strategy, &knobs) else { return Ok(()) };
         let eligibility::Pool::Pairs { prefills, decodes, .. } = &pool else { return Ok(()) };
-        let matches = prefill::Matches::look_up(&model, &pool, &facts, &knobs, &index);
+        let matches = prefill::Matches::look_up(&model, &pool, &facts, scene.strategy, &knobs, &index);
         let decision =
-            cascade::decide(&model, &pool, &matches, scene.strategy, &knobs, context(&index, scene.seed)).unwrap();
+            cascade::decide(&model, &pool, &matches, &facts, scene.strategy, &knobs, context(&index, scene.seed)).unwrap();
         prop_assert_eq!(decision.fast_paths, FastPaths::default());
 
         // The same formulas without the bookkeeping: every candidate, every roleset.
