@@ -10,7 +10,7 @@ use super::prepare::{HashJob, PrepareJob};
 use super::session::Session;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Engine, Model, Selector};
-use crate::knobs::{Knobs, PdKnobs, PrefillPolicy, StrategyError};
+use crate::knobs::{Knobs, PdKnobs, StrategyError};
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Splittable, Strategy, largest_bound};
 
@@ -151,8 +151,7 @@ impl Plan {
         {
             job.count = Some((text, limit));
         }
-        let policy_looks =
-            pd && self.splittable == Splittable::Yes && self.knobs.prefill_policy == PrefillPolicy::PrefixCache;
+        let policy_looks = pd && self.splittable == Splittable::Yes && self.knobs.prefill_policy.looks_prefixes_up();
         if policy_looks || strategy.looks_prefixes_up() {
             job.hash = Some(HashJob {
                 key,

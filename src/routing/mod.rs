@@ -33,7 +33,7 @@ pub use strategy::{Strategy, Weights};
 use crate::clock::Tick;
 use crate::fleet::{Model, Pod, Selector};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
-use crate::load::{DecodeCharge, PrefillCharge};
+use crate::load::{DecodeCharge, PrefillCharge, TokenCharge, TokenCharges};
 use crate::prefix::PrefixIndex;
 
 /// How long the prompt is, as far as it had to be counted.
@@ -71,6 +71,12 @@ pub struct RequestFacts<'a> {
     pub filter: Option<&'a Selector>,
     /// What ties the request to earlier ones.
     pub affinity: Affinity<'a>,
+    /// Size of the request as the token ledgers count it: one token per four bytes of its body.
+    pub prompt_tokens: u64,
+    /// Tokens of the prefix key that `hashes` stands for; 0 when it was not hashed.
+    pub prefix_tokens: u64,
+    /// By how many tokens the prompt of the request's session has grown, where that is known.
+    pub session_growth: Option<u64>,
 }
 
 impl Default for RequestFacts<'_> {
@@ -81,6 +87,9 @@ impl Default for RequestFacts<'_> {
             hashes: &[],
             splittable: Splittable::Yes,
             profile: None,
+            prompt_tokens: 0,
+            prefix_tokens: 0,
+            session_growth: None,
             filter: None,
             affinity: Affinity::default(),
         }
@@ -181,6 +190,15 @@ pub struct Scores {
     pub cold_start: bool,
 }
 
+/// What the token ledgers are charged; `None` where the policy does not count tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCost {
+    /// On the prefill pod.
+    pub prefill: Option<u64>,
+    /// On the decode pod.
+    pub decode: Option<u64>,
+}
+
 /// A selection that explains itself.
 #[derive(Clone, Debug)]
 pub struct Decision {
@@ -201,6 +219,8 @@ pub struct Decision {
     pub scores: Scores,
     /// Signals that the strategy wanted and that no candidate had (R43).
     pub missing: MissingSignals,
+    /// What its pods are charged in tokens.
+    pub tokens: TokenCost,
 }
 
 /// The guards of one request's charges.
@@ -210,6 +230,8 @@ pub struct Charges {
     pub prefill: Option<PrefillCharge>,
     /// The decode or combined pod.
     pub decode: DecodeCharge,
+    /// What the token ledgers hold of it.
+    pub tokens: TokenCharges,
     /// How often another selection of the model committed first, so that this one decided again.
     pub conflicts: u32,
     /// True when it was charged without the check, after too many conflicts.
@@ -269,7 +291,7 @@ pub fn select(
 ) -> Result<Decision, RoutingError> {
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
     let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
-    cascade::decide(model, &pool, &matches, request, strategy, knobs, context)
+    cascade::decide(cascade::Question { model, request, strategy, knobs, context }, &pool, &matches)
 }
 
 /// Selects and charges in one step: concurrent selections see each other's charges. What does not depend on loads
@@ -283,26 +305,37 @@ pub fn select_and_charge(
 ) -> Result<(Decision, Charges), RoutingError> {
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
     let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
-    let decide = || cascade::decide(model, &pool, &matches, request, strategy, knobs, context);
+    let question = cascade::Question { model, request, strategy, knobs, context };
+    let decide = || cascade::decide(question, &pool, &matches);
     let mut conflicts = 0;
     while conflicts < MAX_CONFLICTS {
         let Some(token) = model.commit.begin() else { break };
         let decision = decide()?;
-        match model.commit.try_commit(token, || charge(&decision)) {
-            Some((prefill, decode)) => return Ok((decision, Charges { prefill, decode, conflicts, blind: false })),
+        match model.commit.try_commit(token, || charge(&decision, knobs, context.now)) {
+            Some(charges) => return Ok((decision, Charges { conflicts, ..charges })),
             None => conflicts += 1,
         }
     }
     let decision = decide()?;
-    let (prefill, decode) = model.commit.charge_blind(|| charge(&decision));
-    Ok((decision, Charges { prefill, decode, conflicts, blind: true }))
+    let charges = model.commit.charge_blind(|| charge(&decision, knobs, context.now));
+    Ok((decision, Charges { conflicts, blind: true, ..charges }))
 }
 
-fn charge(decision: &Decision) -> (Option<PrefillCharge>, DecodeCharge) {
-    match &decision.target {
-        Target::Pair { prefill, decode } => {
-            (Some(PrefillCharge::open(&prefill.state)), DecodeCharge::open(&decode.state))
-        }
-        Target::Single { pod, .. } => (None, DecodeCharge::open(&pod.state)),
+/// Charges everything that the decision costs, in the same step as the selection.
+fn charge(decision: &Decision, knobs: &PdKnobs, now: Tick) -> Charges {
+    let (prefill, decode) = match &decision.target {
+        Target::Pair { prefill, decode } => (Some(&prefill.state), &decode.state),
+        Target::Single { pod, .. } => (None, &pod.state),
+    };
+    let ttl = knobs.token_load_ttl;
+    let prefill_tokens =
+        prefill.zip(decision.tokens.prefill).map(|(pod, tokens)| TokenCharge::prefill(pod, tokens, now, ttl));
+    let decode_tokens = decision.tokens.decode.map(|tokens| TokenCharge::decode(decode, tokens, now, ttl));
+    Charges {
+        prefill: prefill.map(PrefillCharge::open),
+        decode: DecodeCharge::open(decode),
+        tokens: TokenCharges::new(prefill_tokens, decode_tokens),
+        conflicts: 0,
+        blind: false,
     }
 }

@@ -21,6 +21,8 @@ mod view;
 mod weighted;
 
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;

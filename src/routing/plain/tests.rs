@@ -159,12 +159,7 @@ fn r43_without_the_signal_requests_in_flight_decide() {
         // One that reports is enough: then nothing is missing.
         set(
             &model.pods[0],
-            Signals {
-                running: Some(2.0),
-                generation_tps: Some(50.0),
-                prefill_seconds_mean: Some(0.1),
-                ..KV
-            },
+            Signals { running: Some(2.0), generation_tps: Some(50.0), prefill_seconds_mean: Some(0.1), ..KV },
         );
         assert_eq!(missing(&model, name), Vec::<&str>::new(), "{name}");
     }
@@ -238,7 +233,11 @@ fn prefix_cache_formula() {
         (vec![0.0, 4.0, 2.0], vec![0, 90, 10], f64::NAN, vec![100.0, 10.0, 90.0]),
         (vec![1.0, 1.0], vec![200, 0], 1.0, vec![0.0, 100.0]),
     ] {
-        assert_eq!(prefix_cache::scores(&counts, |id| matches[id], factor), expected, "{counts:?} {matches:?} {factor}");
+        assert_eq!(
+            prefix_cache::scores(&counts, |id| matches[id], factor),
+            expected,
+            "{counts:?} {matches:?} {factor}"
+        );
     }
 }
 
@@ -301,6 +300,8 @@ fn power_of_two_compares_two_distinct_pods() {
     assert!(seen.iter().all(|count| (850..=1150).contains(count)), "{seen:?}");
 }
 
+const LONG: [u8; 257] = [b'k'; 257];
+
 #[test]
 fn session_affinity_names_a_pod_of_the_candidates_or_nobody() {
     let model = plain_pods(4);
@@ -325,7 +326,6 @@ fn session_affinity_names_a_pod_of_the_candidates_or_nobody() {
         assert_eq!(by_key.len(), 1);
         assert_eq!(all(&with(Some("10.0.0.9:8000"), Some(b"key")), name), by_key, "a forged id leaves the key");
         // 256 bytes are a key, 257 and none are not.
-        const LONG: [u8; 257] = [b'k'; 257];
         assert_eq!(all(&with(None, Some(&LONG[..256])), name).len(), 1);
         assert_eq!(all(&with(None, Some(&LONG)), name).len(), 4);
         assert_eq!(all(&with(None, Some(b"")), name).len(), 4);

@@ -2,20 +2,26 @@
 //!
 //! The count of a pod is its outstanding prefill legs, as charged by this gateway.
 
+mod conductor;
 mod fast_path;
 mod least_request;
 mod outliers;
 mod prefix_cache;
+mod token_load;
 
 pub(super) use fast_path::fast_path;
+pub(super) use token_load::charge;
 
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
-use super::{RequestFacts, Strategy};
+use super::{Context, RequestFacts, Strategy};
 use crate::fleet::Model;
 use crate::knobs::{PdKnobs, PrefillPolicy};
 use crate::prefix::PrefixIndex;
 use crate::rng::Rng;
+
+/// No prefill score is larger, so that they can be normalised.
+const CEILING: f64 = 1e30;
 
 /// Prefix matches of the prefill candidates (`pd`) or of all candidates (other strategies), percent, in their order;
 /// empty when nobody looks.
@@ -33,9 +39,7 @@ impl Matches {
         index: &PrefixIndex,
     ) -> Matches {
         match pool {
-            Pool::Pairs { prefills, .. }
-                if knobs.prefill_policy == PrefillPolicy::PrefixCache && !request.hashes.is_empty() =>
-            {
+            Pool::Pairs { prefills, .. } if knobs.prefill_policy.looks_prefixes_up() && !request.hashes.is_empty() => {
                 let slots: Vec<u32> = prefills.iter().map(|candidate| candidate.pod.state.slot).collect();
                 Matches(index.match_percents(&model.name, request.hashes, &slots))
             }
@@ -45,6 +49,12 @@ impl Matches {
             }
             _ => Matches::default(),
         }
+    }
+
+    /// Matches made up by a test.
+    #[cfg(test)]
+    pub(super) fn known(percents: Vec<u8>) -> Matches {
+        Matches(percents)
     }
 
     /// The match as the index gave it.
@@ -67,16 +77,21 @@ pub(super) struct Scored {
     pub(super) max: f64,
 }
 
+/// What step 3 looks at beside the candidates that are left.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scoring<'a> {
+    pub(super) request: &'a RequestFacts<'a>,
+    pub(super) counts: &'a [u64],
+    pub(super) matches: &'a Matches,
+    pub(super) knobs: &'a PdKnobs,
+    pub(super) context: Context<'a>,
+    /// How many rolesets the model has.
+    pub(super) rolesets: usize,
+}
+
 /// Scores the candidates `ids` (indices into `candidates`, grouped by roleset) and keeps the best per roleset.
-pub(super) fn score(
-    candidates: &[Candidate<'_>],
-    counts: &[u64],
-    ids: &[usize],
-    matches: &Matches,
-    knobs: &PdKnobs,
-    rolesets: usize,
-    rng: &mut Rng,
-) -> Scored {
+pub(super) fn score(candidates: &[Candidate<'_>], ids: &[usize], scoring: Scoring<'_>, rng: &mut Rng) -> Scored {
+    let Scoring { request, counts, matches, knobs, context, rolesets } = scoring;
     let count = |id: usize| counts.get(id).copied().unwrap_or(0) as f64;
     let max_count = ids.iter().map(|id| count(*id)).fold(1.0, f64::max);
     let verdicts = outliers::judge(candidates, counts, ids, knobs.standard_deviation_factor);
@@ -87,12 +102,27 @@ pub(super) fn score(
             outliers::Verdict::LoadOnly => 0,
             outliers::Verdict::Keep => matches.counted(id, knobs),
         };
+        let Some(candidate) = candidates.get(id) else { continue };
+        let state = &candidate.pod.state;
         let score = match knobs.prefill_policy {
             PrefillPolicy::PrefixCache => prefix_cache::score(percent, count(id), max_count),
             PrefillPolicy::LeastRequest => least_request::score(count(id)),
+            PrefillPolicy::Conductor => {
+                let signals = state.signals.load();
+                let fresh = signals.fresh(context.now, context.max_metric_age);
+                let mean = signals.prefill_seconds_mean.filter(|_| fresh);
+                conductor::score(count(id), mean, request.prefix_tokens, percent)
+            }
+            PrefillPolicy::TokenLoad => token_load::load(state.load.tokens.view(), knobs),
+            PrefillPolicy::HybridCacheLoad => {
+                let load = token_load::load(state.load.tokens.view(), knobs);
+                token_load::hybrid(load, percent, knobs.hybrid_cache_load_factor)
+            }
         };
+        // Only knobs out of their range can make these; no roleset may lose its candidate over them.
+        let score = if score.is_nan() { count(id) } else { score.clamp(-CEILING, CEILING) };
         scored.max = scored.max.max(score);
-        if let Some(best) = candidates.get(id).and_then(|candidate| scored.best.get_mut(candidate.roleset)) {
+        if let Some(best) = scored.best.get_mut(candidate.roleset) {
             best.offer(score, id, rng);
         }
     }
