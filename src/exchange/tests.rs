@@ -2,6 +2,7 @@
 
 mod disorder;
 mod limits;
+mod strategies;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -9,6 +9,7 @@ mod mooncake;
 mod rolesets;
 mod routes;
 mod signals;
+mod strategies;
 
 use std::time::Duration;
 
