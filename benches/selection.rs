@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use tandem::clock::Tick;
 use tandem::fleet::{Engine, Model, Pod, PodKey, PodSpec, PodState, Role, Roleset, Signals};
-use tandem::knobs::{PdKnobs, PrefixKnobs, Tokenizer};
+use tandem::knobs::{PdKnobs, PrefixKnobs, STRATEGIES, Tokenizer};
 use tandem::load::Commit;
 use tandem::prefix::{PrefixIndex, PrefixUpdate};
-use tandem::routing::{Context, RequestFacts, Strategy, select, select_and_charge};
+use tandem::routing::{Affinity, Context, RequestFacts, Strategy, select, select_and_charge};
 use tandem::telemetry::PodLabels;
 
 fn pod(slot: u32, role: Role, roleset: &Arc<str>) -> Arc<Pod> {
@@ -43,6 +43,10 @@ fn pod(slot: u32, role: Role, roleset: &Arc<str>) -> Arc<Pod> {
         foreign_running: f64::from(slot % 5),
         generation_tps: Some(f64::from(slot % 100)),
         kv_usage: Some(0.3),
+        running: Some(f64::from(slot % 7)),
+        waiting: Some(0.0),
+        prompt_tps: Some(f64::from(slot % 90)),
+        prefill_seconds_mean: Some(0.2),
         drain_rate: Some(1.0),
         ..Signals::unknown()
     }));
@@ -148,5 +152,15 @@ fn main() {
             while index.drain(Tick(1)).more {}
         }
         run("1000 blocks, everybody holds all", &hashes);
+        let affinity = Affinity { address: None, key: Some(b"a session of some length") };
+        let facts = RequestFacts { hashes: &hashes, affinity, ..RequestFacts::default() };
+        for name in STRATEGIES.into_iter().skip(1).chain(["prefix-cache:2,least-request,least-latency"]) {
+            let strategy = Strategy::parse(name).unwrap();
+            let pure = median(|seed| {
+                let context = Context { now: Tick(2), seed, max_metric_age: Duration::from_secs(3), prefix: &index };
+                black_box(select(&model, &facts, strategy, &PdKnobs::default(), context).unwrap());
+            });
+            println!("{pods:5} pods, {name:45} select {pure:>10.1?}");
+        }
     }
 }

@@ -11,6 +11,8 @@ mod cascade;
 mod combined;
 mod decode;
 mod eligibility;
+mod explain;
+mod journal;
 mod least;
 mod pair;
 mod plain;
@@ -27,6 +29,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use bucket::largest_bound;
+pub use explain::{Considered, DESCRIBED, DecisionRecord, Explanation, Fate, Terms, Ties};
+pub use journal::Journal;
 pub use plain::MissingSignals;
 pub use strategy::{Strategy, Weights};
 
@@ -221,6 +225,8 @@ pub struct Decision {
     pub missing: MissingSignals,
     /// What its pods are charged in tokens.
     pub tokens: TokenCost,
+    /// Who was considered and by which numbers.
+    pub explanation: Explanation,
 }
 
 /// The guards of one request's charges.

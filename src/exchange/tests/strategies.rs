@@ -8,12 +8,12 @@ use crate::telemetry::FleetGauges;
 /// Four pods without roles, 10.0.0.0 to 10.0.0.3; 0 and 1 in zone a, 2 in zone b.
 fn plain() -> Vec<PodSpec> {
     let zones = [Some("a"), Some("a"), Some("b"), None];
-    let pod = |(number, zone): (usize, &Option<&str>)| PodSpec {
+    let pod = |(number, zone): (usize, Option<&str>)| PodSpec {
         host: Arc::from(format!("10.0.0.{number}")),
         labels: Arc::new(zone.iter().map(|zone| ("zone".to_owned(), (*zone).to_owned())).collect()),
         ..spec(&format!("pod{number}"), Role::Other, None)
     };
-    zones.iter().enumerate().map(pod).collect()
+    zones.into_iter().enumerate().map(pod).collect()
 }
 
 fn configured(config: &str) -> Vec<PodSpec> {

@@ -31,9 +31,10 @@ pub use missing::MissingSignals;
 
 use self::missing::Signal;
 use self::view::View;
-use super::least::least;
+use super::explain::describe;
+use super::least::{Least, least};
 use super::prefill::Matches;
-use super::{Affinity, Context, Scores, Strategy, Weights};
+use super::{Affinity, Context, Explanation, Scores, Strategy, Ties, Weights};
 use crate::fleet::Pod;
 use crate::knobs::PdKnobs;
 use crate::rng::Rng;
@@ -65,7 +66,7 @@ pub(super) struct Request<'a> {
 }
 
 /// The pod of a strategy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Pick<'a> {
     /// Its place among the candidates.
     pub(super) index: usize,
@@ -75,6 +76,8 @@ pub(super) struct Pick<'a> {
     pub(super) scores: Scores,
     /// Signals that no candidate had.
     pub(super) missing: MissingSignals,
+    /// Who was considered, when candidates were scored.
+    pub(super) explanation: Explanation,
 }
 
 /// The pod of a strategy other than `pd`; `None` only without candidates. A single pod needs no look at its load.
@@ -86,6 +89,7 @@ pub(super) fn pick<'a>(
     rng: &mut Rng,
 ) -> Option<Pick<'a>> {
     let mut missing = MissingSignals::default();
+    let mut explanation = Explanation::default();
     let (index, scores) = match strategy {
         _ if pods.len() == 1 => (0, Scores::default()),
         Strategy::Random => (rng.below(pods.len()), Scores::default()),
@@ -98,23 +102,29 @@ pub(super) fn pick<'a>(
                 power_of_two::pick(pods.len(), |id| pods.get(id).map(|pod| in_flight(pod, context)), rng)?;
             (index, by_count(count))
         }
-        Strategy::LeastRequest => {
-            let counts = pods.iter().enumerate().map(|(id, pod)| (in_flight(pod, context), id));
-            let (index, count) = least(counts, rng)?;
-            (index, by_count(count))
-        }
         _ => {
             let views: Vec<View<'_>> = pods.iter().map(|pod| View::read(pod, context)).collect();
             let scores = match strategy {
                 Strategy::Weighted(weights) => weighted::scores(weights, &views, request, rng, &mut missing),
                 single => scores(single, &views, request, rng, &mut missing),
             };
-            let index = best(&scores, &views, rng)?;
-            let count = views.get(index)?.in_flight;
-            (index, Scores { decode: scores.get(index).copied(), ..by_count(count) })
+            let leaders = leaders(&scores, &views, rng);
+            let (index, count) = leaders.winner()?;
+            let any_fresh = views.iter().any(|view| view.metrics_age.is_some());
+            explanation = Explanation {
+                decodes: describe(
+                    pods.len(),
+                    |id| scores.get(id).copied(),
+                    |id| Some(views.get(id)?.considered(scores.get(id).copied()?, any_fresh)),
+                ),
+                ties: Ties { total: leaders.ties(), ..Ties::default() },
+                ..Explanation::default()
+            };
+            let cold_start = any_fresh && views.get(index)?.metrics_age.is_none();
+            (index, Scores { decode: scores.get(index).copied(), cold_start, ..by_count(count) })
         }
     };
-    Some(Pick { index, pod: pods.get(index)?, scores, missing })
+    Some(Pick { index, pod: pods.get(index)?, scores, missing, explanation })
 }
 
 fn by_count(count: f64) -> Scores {
@@ -175,8 +185,13 @@ fn vote(candidates: usize, chosen: Option<usize>) -> Vec<f64> {
 }
 
 /// The least score; of several, the fewest requests in flight; of several, chance.
-fn best(scores: &[f64], views: &[View<'_>], rng: &mut Rng) -> Option<usize> {
+fn leaders(scores: &[f64], views: &[View<'_>], rng: &mut Rng) -> Least<usize> {
     let min = scores.iter().copied().fold(f64::INFINITY, f64::min);
-    let leaders = scores.iter().zip(views).enumerate().filter(|(_, (score, _))| **score <= min);
-    least(leaders.map(|(id, (_, view))| (view.in_flight, id)), rng).map(|(id, _)| id)
+    let mut leaders = Least::default();
+    for (id, (score, view)) in scores.iter().zip(views).enumerate() {
+        if *score <= min {
+            leaders.offer(view.in_flight, id, rng);
+        }
+    }
+    leaders
 }

@@ -131,6 +131,10 @@ fn the_least_score_wins_then_the_fewest_in_flight() {
         assert_eq!(winners(&model, name), [2], "in flight decides before chance");
         let decision = decide(&model, &request(), name, 1);
         assert_eq!((decision.scores.decode, decision.scores.decode_count), (Some(0.25), 0.0));
+        let considered: Vec<_> =
+            decision.explanation.decodes.iter().map(|one| (one.slot, one.score, one.count)).collect();
+        assert_eq!(considered, [(1, Some(0.25), 1.0), (2, Some(0.25), 0.0), (0, Some(0.5), 0.0)]);
+        assert_eq!(decision.explanation.ties.total, 1);
         drop(busy);
     }
 }

@@ -1,8 +1,10 @@
 //! What single-pod strategies see of a candidate, read once per decision.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::super::decode::known;
+use super::super::decode::{free_percent, known};
+use super::super::{Considered, Fate, Terms};
 use super::Context;
 use crate::fleet::Pod;
 
@@ -13,6 +15,8 @@ pub(super) struct View<'a> {
     pub(super) pod: &'a Arc<Pod>,
     /// Requests in flight: see [`super::in_flight`].
     pub(super) in_flight: f64,
+    /// Age of what its engine says; `None` = it says nothing, or not lately.
+    pub(super) metrics_age: Option<Duration>,
     /// Requests the engine runs.
     pub(super) running: Option<f64>,
     /// Requests that wait in the engine.
@@ -37,6 +41,7 @@ impl<'a> View<'a> {
         }
         View {
             in_flight: own + known(Some(signals.foreign_running)).unwrap_or(0.0),
+            metrics_age: signals.at.map(|at| context.now.since(at)),
             running: known(signals.running),
             waiting: known(signals.waiting),
             kv_usage: known(signals.kv_usage),
@@ -52,12 +57,31 @@ impl<'a> View<'a> {
         View {
             pod,
             in_flight,
+            metrics_age: None,
             running: None,
             waiting: None,
             kv_usage: None,
             generation_tps: None,
             prompt_tps: None,
             prefill_seconds: None,
+        }
+    }
+
+    /// For the record of the decision. `cold_start`: others' engines say something.
+    pub(super) fn considered(&self, score: f64, cold_start: bool) -> Considered {
+        Considered {
+            slot: self.pod.state.slot,
+            fate: Fate::Scored,
+            score: Some(score),
+            count: self.in_flight,
+            metrics_age: self.metrics_age,
+            terms: Terms::Decode {
+                throughput: self.generation_tps,
+                drain: None,
+                free_pct: self.kv_usage.map_or(100.0, free_percent),
+                tokens: 0.0,
+                cold_start: cold_start && self.metrics_age.is_none(),
+            },
         }
     }
 

@@ -4,3 +4,4 @@ mod filters;
 pub(super) mod properties;
 mod reports;
 mod steps;
+mod tokens;
