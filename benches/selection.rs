@@ -2,7 +2,7 @@
 //!
 //! Every policy over 64 pods in 16 rolesets (goal: below 20 µs) and over 1,000 pods in 125 rolesets (goal: below 150 µs).
 //! The prompt has 100 blocks, which an eighth of the prefill pods hold; every pod has fresh metrics, and token charges
-//! where the policy counts tokens. The group `prefix_lookup` shows what long prompts add.
+//! where the policy counts tokens; then the other strategies. The group `prefix_lookup` shows what long prompts add.
 #![allow(missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
 
 use std::hint::black_box;
@@ -12,10 +12,10 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use tandem::clock::Tick;
 use tandem::fleet::{Engine, Model, Pod, PodKey, PodSpec, PodState, Role, Roleset, Signals};
-use tandem::knobs::{DecodePolicy, PdKnobs, PrefillPolicy, PrefixKnobs, Tokenizer};
+use tandem::knobs::{DecodePolicy, PdKnobs, PrefillPolicy, PrefixKnobs, STRATEGIES, Tokenizer};
 use tandem::load::{Commit, TokenCharge};
 use tandem::prefix::{PrefixIndex, PrefixUpdate};
-use tandem::routing::{Context, RequestFacts, Strategy, select_and_charge};
+use tandem::routing::{Affinity, Context, RequestFacts, Strategy, select_and_charge};
 use tandem::telemetry::PodLabels;
 
 fn pod(slot: u32, role: Role, roleset: &Arc<str>) -> Arc<Pod> {
@@ -45,6 +45,8 @@ fn pod(slot: u32, role: Role, roleset: &Arc<str>) -> Arc<Pod> {
         foreign_running: f64::from(slot % 5),
         running: Some(f64::from(1 + slot % 7)),
         prefill_seconds_mean: Some(0.2),
+        waiting: Some(0.0),
+        prompt_tps: Some(f64::from(slot % 90)),
         generation_tps: Some(f64::from(slot % 100)),
         kv_usage: Some(0.3),
         drain_rate: Some(1.0),
@@ -114,9 +116,14 @@ fn fill(index: &PrefixIndex, model: &Model, hashes: &[u64], nth: usize) {
 const FLEETS: [(&str, usize, usize); 2] = [("64 pods", 16, 2), ("1000 pods", 125, 4)];
 
 fn place(model: &Model, index: &PrefixIndex, hashes: &[u64], knobs: &PdKnobs, seed: u64) {
-    let facts = RequestFacts { hashes, prompt_tokens: 3200, prefix_tokens: 3200, ..RequestFacts::default() };
+    place_by(model, index, hashes, Strategy::Pd, knobs, seed);
+}
+
+fn place_by(model: &Model, index: &PrefixIndex, hashes: &[u64], strategy: Strategy, knobs: &PdKnobs, seed: u64) {
+    let affinity = Affinity { address: None, key: Some(b"a session of some length") };
+    let facts = RequestFacts { hashes, affinity, prompt_tokens: 3200, prefix_tokens: 3200, ..RequestFacts::default() };
     let context = Context { now: Tick(2), seed, max_metric_age: Duration::from_secs(3), prefix: index };
-    black_box(select_and_charge(model, &facts, Strategy::Pd, knobs, context).unwrap());
+    black_box(select_and_charge(model, &facts, strategy, knobs, context).unwrap());
 }
 
 fn policies(criterion: &mut Criterion) {
@@ -156,6 +163,27 @@ fn policies(criterion: &mut Criterion) {
     }
 }
 
+fn strategies(criterion: &mut Criterion) {
+    let hashes = hashes(100);
+    for (fleet, rolesets, per_side) in FLEETS {
+        let model = model(rolesets, per_side);
+        let index = prefix_index();
+        fill(&index, &model, &hashes, 8);
+        let mut group = criterion.benchmark_group(fleet);
+        for name in STRATEGIES.into_iter().skip(1).chain(["prefix-cache:2,least-request,least-latency"]) {
+            let strategy = Strategy::parse(name).unwrap();
+            let mut seed = 0;
+            group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
+                bencher.iter(|| {
+                    seed += 1;
+                    place_by(&model, &index, &hashes, strategy, &PdKnobs::default(), seed);
+                });
+            });
+        }
+        group.finish();
+    }
+}
+
 fn prefix_lookup(criterion: &mut Criterion) {
     let hashes = hashes(1000);
     let mut group = criterion.benchmark_group("prefix_lookup of 1000 blocks");
@@ -185,5 +213,5 @@ fn quick() -> Criterion {
         .measurement_time(Duration::from_millis(800))
 }
 
-criterion_group! { name = selection; config = quick(); targets = policies, prefix_lookup }
+criterion_group! { name = selection; config = quick(); targets = policies, strategies, prefix_lookup }
 criterion_main!(selection);

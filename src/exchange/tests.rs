@@ -2,6 +2,7 @@
 
 mod disorder;
 mod limits;
+mod strategies;
 mod tokens;
 
 use std::collections::BTreeMap;

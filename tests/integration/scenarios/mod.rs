@@ -9,6 +9,7 @@ mod mooncake;
 mod rolesets;
 mod routes;
 mod signals;
+mod strategies;
 mod tokens;
 
 use std::time::Duration;
