@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
 use super::{
-    Context, Decision, FastPaths, RequestFacts, RoutingError, Scores, SingleReason, Strategy, Target, TokenCost,
-    combined, decode, pair, plain, prefill, unsplittable,
+    Context, Decision, Explanation, FastPaths, Fate, MissingSignals, RequestFacts, RoutingError, Scores, SingleReason,
+    Strategy, Target, Ties, TokenCost, combined, decode, explain, pair, plain, prefill, unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::PdKnobs;
@@ -38,13 +38,20 @@ pub(super) fn decide(
         prefix_match_pct: None,
         candidates: (0, candidates),
         scores,
+        missing: MissingSignals::default(),
         tokens: TokenCost::default(),
+        explanation: Explanation::default(),
     };
     let decision = match pool {
-        Pool::Any(pods) => plain::pick(pods, strategy, context, &mut rng).map(|(pod, count)| {
-            let scores = Scores { decode: count, decode_count: count.unwrap_or(0.0), ..Scores::default() };
-            single(pod, SingleReason::Strategy, pods.len(), scores, FastPaths::default())
-        }),
+        Pool::Any(pods) => {
+            let request = plain::Request { affinity: request.affinity, matches, knobs };
+            plain::pick(pods, strategy, request, context, &mut rng).map(|pick| Decision {
+                prefix_match_pct: matches.raw(pick.index),
+                missing: pick.missing,
+                explanation: pick.explanation,
+                ..single(pick.pod, SingleReason::Strategy, pods.len(), pick.scores, FastPaths::default())
+            })
+        }
         Pool::Combined(pods, reason @ SingleReason::CombinedUnsplittable) => {
             plain::least_request(pods.iter().copied(), context, &mut rng).map(|(pod, count)| {
                 let scores = Scores { decode: Some(count), decode_count: count, ..Scores::default() };
@@ -122,7 +129,34 @@ fn pick_pair(
     let winner = pair::best(&prefill_scored.best, prefill_scored.max, &decode_best, decode_scored.max, rng)?;
     let (prefill, decode) = (prefills.get(winner.prefill)?, decodes.get(winner.decode)?);
     let decode_facts = facts.get(winner.decode)?;
+    let roleset = prefill.roleset;
+    let explanation = Explanation {
+        prefills: explain::describe(
+            prefills.len(),
+            |id| explain::found(&prefill_ids, &prefill_scored.fates, id).and_then(|(_, score)| score),
+            |id| {
+                let fate = explain::found(&prefill_ids, &prefill_scored.fates, id).unwrap_or((Fate::LeftOut, None));
+                let (candidate, count) = (prefills.get(id)?, counts.get(id).copied()?);
+                Some(prefill::considered(candidate, fate, count, matches.counted(id, knobs), context))
+            },
+        ),
+        decodes: explain::describe(
+            decodes.len(),
+            |id| explain::found(&decode_ids, &decode_scored.scores, id),
+            |id| {
+                let score = explain::found(&decode_ids, &decode_scored.scores, id);
+                Some(facts.get(id)?.considered(decodes.get(id)?.pod, score, decode_scored.cold_start))
+            },
+        ),
+        ties: Ties {
+            prefill: prefill_scored.best.get(roleset).map_or(1, Least::ties),
+            decode: decode_best.get(roleset).map_or(1, Least::ties),
+            total: winner.ties,
+        },
+        maxima: (prefill_scored.max, decode_scored.max),
+    };
     Some(Decision {
+        explanation,
         target: Target::Pair { prefill: Arc::clone(prefill.pod), decode: Arc::clone(decode.pod) },
         strategy: Strategy::Pd,
         policies: Some((knobs.prefill_policy, knobs.decode_policy)),
@@ -141,5 +175,6 @@ fn pick_pair(
             decode_count: decode_facts.count,
             cold_start: decode_scored.cold_start && !decode_facts.fresh,
         },
+        missing: MissingSignals::default(),
     })
 }

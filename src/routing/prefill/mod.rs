@@ -14,7 +14,7 @@ pub(super) use token_load::charge;
 
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
-use super::{Context, RequestFacts};
+use super::{Considered, Context, Fate, RequestFacts, Strategy, Terms};
 use crate::fleet::Model;
 use crate::knobs::{PdKnobs, PrefillPolicy};
 use crate::prefix::PrefixIndex;
@@ -23,7 +23,8 @@ use crate::rng::Rng;
 /// No prefill score is larger, so that they can be normalised.
 const CEILING: f64 = 1e30;
 
-/// Prefix matches of the prefill candidates, percent, in their order; empty when the policy does not look.
+/// Prefix matches of the prefill candidates (`pd`) or of all candidates (other strategies), percent, in their order;
+/// empty when nobody looks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Matches(Vec<u8>);
 
@@ -33,6 +34,7 @@ impl Matches {
         model: &Model,
         pool: &Pool<'_>,
         request: &RequestFacts<'_>,
+        strategy: Strategy,
         knobs: &PdKnobs,
         index: &PrefixIndex,
     ) -> Matches {
@@ -41,8 +43,18 @@ impl Matches {
                 let slots: Vec<u32> = prefills.iter().map(|candidate| candidate.pod.state.slot).collect();
                 Matches(index.match_percents(&model.name, request.hashes, &slots))
             }
+            Pool::Any(pods) if strategy.looks_prefixes_up() && !request.hashes.is_empty() && pods.len() > 1 => {
+                let slots: Vec<u32> = pods.iter().map(|pod| pod.state.slot).collect();
+                Matches(index.match_percents(&model.name, request.hashes, &slots))
+            }
             _ => Matches::default(),
         }
+    }
+
+    /// Matches made up by a test.
+    #[cfg(test)]
+    pub(super) fn known(percents: Vec<u8>) -> Matches {
+        Matches(percents)
     }
 
     /// The match as the index gave it.
@@ -63,6 +75,29 @@ pub(super) struct Scored {
     pub(super) best: Vec<Least<usize>>,
     /// The largest score, at least 1: what scores are normalised with.
     pub(super) max: f64,
+    /// One per id, in the order of the ids.
+    pub(super) fates: Vec<(Fate, Option<f64>)>,
+}
+
+/// A candidate as an explanation shows it.
+pub(super) fn considered(
+    candidate: &Candidate<'_>,
+    (fate, score): (Fate, Option<f64>),
+    count: u64,
+    match_pct: u8,
+    context: Context<'_>,
+) -> Considered {
+    let state = &candidate.pod.state;
+    let (tokens, signals) = (state.load.tokens.view(), state.signals.load());
+    let fresh = signals.fresh(context.now, context.max_metric_age);
+    Considered {
+        slot: state.slot,
+        fate,
+        score,
+        count: count as f64,
+        metrics_age: signals.at.filter(|_| fresh).map(|at| context.now.since(at)),
+        terms: Terms::Prefill { match_pct, active_tokens: tokens.active, kv_tokens: tokens.kv },
+    }
 }
 
 /// What step 3 looks at beside the candidates that are left.
@@ -83,12 +118,15 @@ pub(super) fn score(candidates: &[Candidate<'_>], ids: &[usize], scoring: Scorin
     let count = |id: usize| counts.get(id).copied().unwrap_or(0) as f64;
     let max_count = ids.iter().map(|id| count(*id)).fold(1.0, f64::max);
     let verdicts = outliers::judge(candidates, counts, ids, knobs.standard_deviation_factor);
-    let mut scored = Scored { best: vec![Least::default(); rolesets], max: 1.0 };
+    let mut scored = Scored { best: vec![Least::default(); rolesets], max: 1.0, fates: Vec::with_capacity(ids.len()) };
     for (id, verdict) in ids.iter().copied().zip(verdicts) {
-        let percent = match verdict {
-            outliers::Verdict::Skip => continue,
-            outliers::Verdict::LoadOnly => 0,
-            outliers::Verdict::Keep => matches.counted(id, knobs),
+        let (fate, percent) = match verdict {
+            outliers::Verdict::Skip => {
+                scored.fates.push((Fate::Outlier, None));
+                continue;
+            }
+            outliers::Verdict::LoadOnly => (Fate::LoadOnly, 0),
+            outliers::Verdict::Keep => (Fate::Scored, matches.counted(id, knobs)),
         };
         let Some(candidate) = candidates.get(id) else { continue };
         let state = &candidate.pod.state;
@@ -110,6 +148,7 @@ pub(super) fn score(candidates: &[Candidate<'_>], ids: &[usize], scoring: Scorin
         // Only knobs out of their range can make these; no roleset may lose its candidate over them.
         let score = if score.is_nan() { count(id) } else { score.clamp(-CEILING, CEILING) };
         scored.max = scored.max.max(score);
+        scored.fates.push((fate, Some(score)));
         if let Some(best) = scored.best.get_mut(candidate.roleset) {
             best.offer(score, id, rng);
         }
