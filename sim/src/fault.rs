@@ -67,7 +67,7 @@ pub struct Fault {
     pub hang: bool,
     /// The engine dies when this request is read: unhealthy at once, all connections reset a moment later.
     pub crash: bool,
-    /// The model ends with its first token (TensorRT-LLM: a context answer with `finish_reason: "stop"`).
+    /// The model ends with its first token and `finish_reason: "stop"`.
     pub ends_at_once: bool,
     /// An answer word for word.
     pub answer: Option<Scripted>,

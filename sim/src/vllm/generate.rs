@@ -11,6 +11,7 @@ use super::shape::{Shape, Usage};
 use crate::answer::Reply;
 use crate::fault::Fault;
 use crate::flow::{self, Ending, Frames};
+use crate::prompt::Natural;
 use crate::sequence::{Broken, Emitted, Finished};
 use crate::state::Core;
 
@@ -24,6 +25,11 @@ pub(crate) async fn answer(
     fault: Option<&Fault>,
 ) -> Result<Reply, Failure> {
     let mut call = call::read(core, api, head, body, seq).await?;
+    if fault.is_some_and(|fault| fault.ends_at_once) {
+        for job in &mut call.jobs {
+            (job.rules.limit, job.rules.natural) = (job.rules.limit.max(2), Natural::After(1));
+        }
+    }
     let shape = Shape::new(core, &call);
     let jobs = std::mem::take(&mut call.jobs);
     if call.stream {
