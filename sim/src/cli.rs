@@ -32,6 +32,9 @@ A Pod manifest for it, for a gateway that reads pods from a file:
   status:
     podIP: 127.0.0.1
 
+A disaggregated pair is two of them. For SGLang the prefill pod also carries the annotation
+model.aibrix.ai/sglang-bootstrap-port with the "bootstrap_port" of its first line; the label engine is sglang or trtllm.
+
 Control: GET /sim/records, /sim/stats, /sim/violations; POST /sim/faults, /sim/hold, /sim/release, /sim/kill."#;
 
 /// Options of the simulated engine.

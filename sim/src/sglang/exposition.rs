@@ -28,6 +28,9 @@ pub(crate) fn render(core: &Core) -> String {
     let capacity = core.kv.capacity() * u64::from(BLOCK_TOKENS);
     let usage = used as f64 / capacity as f64;
     let hit_rate = counts.prefix_hits as f64 / counts.prefix_queries.max(1) as f64;
+    // What the batch makes while it stays as it is.
+    let step = core.config.timing.decode_step(running).as_secs_f64();
+    let throughput = if step > 0.0 { running as f64 / step } else { 0.0 };
     for (name, text, value) in [
         ("num_running_reqs", "The number of running requests.", running as f64),
         ("num_queue_reqs", "The number of requests in the waiting queue.", queued as f64),
@@ -36,7 +39,7 @@ pub(crate) fn render(core: &Core) -> String {
         ("kv_used_tokens", "The number of used KV tokens.", used as f64),
         ("kv_available_tokens", "The number of available KV tokens.", capacity.saturating_sub(used) as f64),
         ("max_total_num_tokens", "Maximum total number of tokens in the KV pool.", capacity as f64),
-        ("gen_throughput", "The generation throughput (token/s).", 0.0),
+        ("gen_throughput", "The generation throughput (token/s).", throughput),
         ("cache_hit_rate", "The prefix cache hit rate.", hit_rate),
         (
             "num_prefill_bootstrap_queue_reqs",

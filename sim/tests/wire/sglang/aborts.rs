@@ -84,7 +84,7 @@ async fn a_decode_client_that_leaves_is_not_told_to_the_prefill_engine() {
 
 #[tokio::test]
 async fn with_a_lag_a_generation_survives_its_client() {
-    let lag = Duration::from_millis(200);
+    let lag = Duration::from_millis(600);
     let (prefill, decode) = pair_of(|config| config.disconnect_lag(lag)).await;
     let body = joined(&chat("hi"), &prefill, ROOM, "r");
     let second = sent(&decode, CHAT, &body.to_string()).await;

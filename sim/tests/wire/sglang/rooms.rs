@@ -42,7 +42,7 @@ async fn rooms_are_validated() {
 
 #[tokio::test]
 async fn a_room_used_twice_is_noticed_and_its_text_is_marked() {
-    let (prefill, decode) = pair_of(|config| config.meeting_timeout(Duration::from_millis(50))).await;
+    let (prefill, decode) = pair_of(|config| config.meeting_timeout(Duration::from_millis(500))).await;
     let body = joined(&chat("hi"), &prefill, ROOM, "r");
     let (_, good) = both((&prefill, &decode), CHAT, &body).await;
     assert!(!content(&good).contains("[corrupt kv]"));
@@ -91,7 +91,7 @@ async fn batches_spread_rooms_and_ids() {
 
 #[tokio::test]
 async fn several_samples_share_a_room_and_hang() {
-    let (prefill, decode) = pair_of(|config| config.meeting_timeout(Duration::from_millis(50))).await;
+    let (prefill, decode) = pair_of(|config| config.meeting_timeout(Duration::from_millis(500))).await;
     let mut body = joined(&chat("hi"), &prefill, ROOM, "r");
     body["n"] = 2.into();
     let (first, _) = both((&prefill, &decode), CHAT, &body).await;
@@ -102,7 +102,7 @@ async fn several_samples_share_a_room_and_hang() {
 #[tokio::test]
 async fn ranks_must_match() {
     let (prefill, decode) =
-        pair_of(|config| EngineConfig { dp_size: 4, ..config }.meeting_timeout(Duration::from_millis(40))).await;
+        pair_of(|config| EngineConfig { dp_size: 4, ..config }.meeting_timeout(Duration::from_millis(500))).await;
     // Unpinned, both sides take the room modulo the prefill engine's ranks.
     let body = joined(&chat("hi"), &prefill, 6, "a");
     let (first, second) = both((&prefill, &decode), CHAT, &body).await;
