@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::hint::black_box;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -16,10 +15,10 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tandem::clock::Tick;
 use tandem::engines::leg::LegOutcome;
 use tandem::engines::vllm;
-use tandem::exchange::{Adapter, AnswerHead, Budget, Effect, Event, Exchange, RequestHead, World};
+use tandem::exchange::{Adapter, AnswerHead, Effect, Event, Exchange, RequestHead, World};
 use tandem::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
 use tandem::knobs::{Environment, Knobs, KvConnector};
-use tandem::prefix::{PrefixIndex, block_hashes};
+use tandem::prefix::block_hashes;
 use tandem::request::{Endpoint, ParsedBody};
 use tandem::response::{AnswerKind, AnswerWatch};
 use tandem::telemetry::Metrics;
@@ -202,16 +201,7 @@ fn world() -> Arc<World> {
     let specs: Vec<PodSpec> =
         (0..4).flat_map(|i| [spec(&format!("p{i}"), Role::Prefill), spec(&format!("d{i}"), Role::Decode)]).collect();
     fleet.store(build(&Snapshot::default(), &specs, &mut 0));
-    Arc::new(World {
-        fleet: Arc::new(fleet),
-        prefix: Arc::new(PrefixIndex::new(&knobs.prefix)),
-        metrics: Arc::new(Metrics::new("gateway")),
-        buffered: Budget::new(knobs.limits.max_buffered_bytes),
-        streams: Budget::new(knobs.limits.max_streams),
-        hash_seed: 1,
-        attempts: AtomicU64::new(0),
-        knobs: Arc::new(knobs),
-    })
+    Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(Metrics::new("gateway")), 1))
 }
 
 /// The head that Envoy hands over for an ordinary client.

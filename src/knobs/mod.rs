@@ -10,6 +10,7 @@ mod otel;
 mod parse;
 mod read;
 mod settings;
+mod strategy;
 
 #[cfg(test)]
 mod tests;
@@ -20,7 +21,8 @@ use std::time::Duration;
 pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
 pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
-pub use read::STRATEGIES;
+pub use parse::MAX_TOKENS;
+pub use strategy::{MAX_STRATEGY_WEIGHT, STRATEGIES, StrategyError, StrategyWeights, parse_strategy};
 
 #[cfg(test)]
 pub(crate) use docs::assert_generated;
@@ -32,14 +34,47 @@ pub enum PrefillPolicy {
     PrefixCache,
     /// Outstanding prefill requests only.
     LeastRequest,
+    /// Estimated time to the first token: queue, cached prefix, new tokens.
+    Conductor,
+    /// Prompt tokens that this gateway has charged to the pod.
+    TokenLoad,
+    /// `token_load`, discounted by the prefix match.
+    HybridCacheLoad,
 }
 
 impl PrefillPolicy {
+    /// Every policy, in the order of the PD document.
+    pub const ALL: [PrefillPolicy; 5] = [
+        PrefillPolicy::PrefixCache,
+        PrefillPolicy::LeastRequest,
+        PrefillPolicy::Conductor,
+        PrefillPolicy::TokenLoad,
+        PrefillPolicy::HybridCacheLoad,
+    ];
+
+    /// The policy of that exact name.
+    pub fn parse(name: &str) -> Option<PrefillPolicy> {
+        PrefillPolicy::ALL.into_iter().find(|policy| policy.name() == name)
+    }
+
+    /// Scores depend on what the prefix index knows.
+    pub fn looks_prefixes_up(self) -> bool {
+        matches!(self, PrefillPolicy::PrefixCache | PrefillPolicy::Conductor | PrefillPolicy::HybridCacheLoad)
+    }
+
+    /// Its requests are charged to the prefill token ledger; those of other policies never touch it.
+    pub fn charges_tokens(self) -> bool {
+        matches!(self, PrefillPolicy::TokenLoad | PrefillPolicy::HybridCacheLoad)
+    }
+
     /// The name in variables, profiles and logs.
     pub fn name(self) -> &'static str {
         match self {
             PrefillPolicy::PrefixCache => "prefix_cache",
             PrefillPolicy::LeastRequest => "least_request",
+            PrefillPolicy::Conductor => "conductor",
+            PrefillPolicy::TokenLoad => "token_load",
+            PrefillPolicy::HybridCacheLoad => "hybrid_cache_load",
         }
     }
 }
@@ -51,14 +86,53 @@ pub enum DecodePolicy {
     LoadBalancing,
     /// Running plus pending requests only.
     LeastRequest,
+    /// Estimated time between tokens: throughput, batch, pressure on the KV cache.
+    Conductor,
+    /// Prompt tokens that this gateway has charged to the pod, and an estimate of the output so far.
+    TokenLoad,
 }
 
 impl DecodePolicy {
+    /// Every policy, in the order of the PD document.
+    pub const ALL: [DecodePolicy; 4] =
+        [DecodePolicy::LoadBalancing, DecodePolicy::LeastRequest, DecodePolicy::Conductor, DecodePolicy::TokenLoad];
+
+    /// The policy of that exact name.
+    pub fn parse(name: &str) -> Option<DecodePolicy> {
+        DecodePolicy::ALL.into_iter().find(|policy| policy.name() == name)
+    }
+
+    /// Its requests are charged to the decode token ledger; those of other policies never touch it.
+    pub fn charges_tokens(self) -> bool {
+        self == DecodePolicy::TokenLoad
+    }
+
     /// The name in variables, profiles and logs.
     pub fn name(self) -> &'static str {
         match self {
             DecodePolicy::LoadBalancing => "load_balancing",
             DecodePolicy::LeastRequest => "least_request",
+            DecodePolicy::Conductor => "conductor",
+            DecodePolicy::TokenLoad => "token_load",
+        }
+    }
+}
+
+/// The unit in which adaptive bucket serving divides the traffic (`AIBRIX_BUCKET_SERVE_MODE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BucketServeMode {
+    /// Prompt tokens.
+    Throughput,
+    /// Requests.
+    Rps,
+}
+
+impl BucketServeMode {
+    /// The name in variables, profiles and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            BucketServeMode::Throughput => "throughput",
+            BucketServeMode::Rps => "rps",
         }
     }
 }
@@ -86,6 +160,10 @@ pub enum Tokenizer {
 pub struct PdKnobs {
     /// `AIBRIX_PROMPT_LENGTH_BUCKETING` (false); profile field `promptLengthBucketing`.
     pub prompt_length_bucketing: bool,
+    /// `AIBRIX_BUCKET_SERVE` (false); profile field `bucketServe`. Acts only on top of bucketing.
+    pub bucket_serve: bool,
+    /// `AIBRIX_BUCKET_SERVE_MODE` (`throughput`); profile field `bucketServeMode`.
+    pub bucket_serve_mode: BucketServeMode,
     /// `AIBRIX_PREFILL_REQUEST_TIMEOUT` (30 s): the whole prefill exchange.
     pub prefill_request_timeout: Duration,
     /// `AIBRIX_PREFILL_SCORE_POLICY` (`prefix_cache`).
@@ -108,6 +186,22 @@ pub struct PdKnobs {
     pub min_match_pct: u8,
     /// `AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR` (1): a prefill pod above mean + factor·σ is skipped.
     pub standard_deviation_factor: f64,
+    /// `AIBRIX_TOKEN_LOAD_KV_WEIGHT` (0.3): weight of resident KV tokens in the prefill token load.
+    pub token_load_kv_weight: f64,
+    /// `AIBRIX_TOKEN_LOAD_REQUEST_COST` (3500, tokens): added to every prefill token charge.
+    pub token_load_request_cost: u64,
+    /// `AIBRIX_TOKEN_LOAD_TTL_SECONDS` (3600 s): a token charge without activity for longer is force-released. Zero
+    /// (only a profile can say so): never.
+    pub token_load_ttl: Duration,
+    /// `AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS` (1800 s): how long a session's last prompt size counts. Zero: never.
+    pub token_load_session_ttl: Duration,
+    /// `AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH` (true): the decode token load includes the estimated output so far.
+    pub decode_output_growth: bool,
+    /// `AIBRIX_HYBRID_CACHE_LOAD_FACTOR` (0.5, 0 to 1): discount of a full prefix match in `hybrid_cache_load`.
+    pub hybrid_cache_load_factor: f64,
+    /// `TANDEM_KV_LEASE_SECONDS` (30 s): how long a prefill pod keeps the KV blocks of a request that its decode pod
+    /// never took over; they stay charged for so long.
+    pub kv_lease: Duration,
     /// `AIBRIX_KV_CONNECTOR_TYPE` (`shfs`); a prefill pod's label `model.aibrix.ai/kv-connector-type` wins.
     pub kv_connector: KvConnector,
 }
@@ -116,6 +210,8 @@ impl Default for PdKnobs {
     fn default() -> Self {
         PdKnobs {
             prompt_length_bucketing: false,
+            bucket_serve: false,
+            bucket_serve_mode: BucketServeMode::Throughput,
             prefill_request_timeout: Duration::from_secs(30),
             prefill_policy: PrefillPolicy::PrefixCache,
             decode_policy: DecodePolicy::LoadBalancing,
@@ -127,6 +223,13 @@ impl Default for PdKnobs {
             decode_weight_throughput: 1.0,
             min_match_pct: 0,
             standard_deviation_factor: 1.0,
+            token_load_kv_weight: 0.3,
+            token_load_request_cost: 3500,
+            token_load_ttl: Duration::from_hours(1),
+            token_load_session_ttl: Duration::from_mins(30),
+            decode_output_growth: true,
+            hybrid_cache_load_factor: 0.5,
+            kv_lease: Duration::from_secs(30),
             kv_connector: KvConnector::Shfs,
         }
     }
@@ -243,7 +346,7 @@ impl std::fmt::Debug for Secret {
 pub struct Knobs {
     /// `POD_NAME`, else the host name: this gateway replica in metrics and logs.
     pub gateway_pod: String,
-    /// `ROUTING_ALGORITHM` (unset): strategy of requests that name none; one that exists here.
+    /// `ROUTING_ALGORITHM` (unset): strategy of requests that name none; [`parse_strategy`] takes it.
     pub routing_algorithm: Option<String>,
     /// `AIBRIX_AUTH_BEARER_TOKEN` (unset): clients must send it as a bearer token.
     pub auth_bearer_token: Option<Secret>,
@@ -253,6 +356,10 @@ pub struct Knobs {
     pub log: LogKnobs,
     /// Gateway-wide defaults of the per-request knobs.
     pub pd: Arc<PdKnobs>,
+    /// `AIBRIX_TOKEN_LOAD_MAX_SESSIONS` (100000): sessions whose last prompt size is remembered.
+    pub max_sessions: usize,
+    /// `TANDEM_EXPLAIN` (false): the request header `x-tandem-explain: 1` is answered.
+    pub explain: bool,
     /// Bounds.
     pub limits: Limits,
     /// Shutdown.

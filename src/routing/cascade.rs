@@ -5,22 +5,30 @@ use std::sync::Arc;
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
 use super::{
-    Context, Decision, FastPaths, RoutingError, Scores, SingleReason, Strategy, Target, combined, decode, pair, plain,
-    prefill, unsplittable,
+    Context, Decision, Explanation, FastPaths, Fate, MissingSignals, RequestFacts, RoutingError, Scores, SingleReason,
+    Strategy, Target, Ties, TokenCost, combined, decode, explain, pair, plain, prefill, unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::PdKnobs;
 use crate::rng::Rng;
 
+/// Everything about a selection that does not change while it is decided, perhaps several times.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question<'a> {
+    pub(super) model: &'a Model,
+    pub(super) request: &'a RequestFacts<'a>,
+    pub(super) strategy: Strategy,
+    pub(super) knobs: &'a PdKnobs,
+    pub(super) context: Context<'a>,
+}
+
 /// Decides on the loads as they are now.
 pub(super) fn decide(
-    model: &Model,
+    question: Question<'_>,
     pool: &Pool<'_>,
     matches: &prefill::Matches,
-    strategy: Strategy,
-    knobs: &PdKnobs,
-    context: Context<'_>,
 ) -> Result<Decision, RoutingError> {
+    let Question { request, strategy, knobs, context, .. } = question;
     let mut rng = Rng::new(context.seed);
     let single = |pod: &Arc<Pod>, reason, candidates, scores, fast_paths| Decision {
         target: Target::Single { pod: Arc::clone(pod), reason },
@@ -30,12 +38,20 @@ pub(super) fn decide(
         prefix_match_pct: None,
         candidates: (0, candidates),
         scores,
+        missing: MissingSignals::default(),
+        tokens: TokenCost::default(),
+        explanation: Explanation::default(),
     };
     let decision = match pool {
-        Pool::Any(pods) => plain::pick(pods, strategy, context, &mut rng).map(|(pod, count)| {
-            let scores = Scores { decode: count, decode_count: count.unwrap_or(0.0), ..Scores::default() };
-            single(pod, SingleReason::Strategy, pods.len(), scores, FastPaths::default())
-        }),
+        Pool::Any(pods) => {
+            let request = plain::Request { affinity: request.affinity, matches, knobs };
+            plain::pick(pods, strategy, request, context, &mut rng).map(|pick| Decision {
+                prefix_match_pct: matches.raw(pick.index),
+                missing: pick.missing,
+                explanation: pick.explanation,
+                ..single(pick.pod, SingleReason::Strategy, pods.len(), pick.scores, FastPaths::default())
+            })
+        }
         Pool::Combined(pods, reason @ SingleReason::CombinedUnsplittable) => {
             plain::least_request(pods.iter().copied(), context, &mut rng).map(|(pod, count)| {
                 let scores = Scores { decode: Some(count), decode_count: count, ..Scores::default() };
@@ -46,8 +62,12 @@ pub(super) fn decide(
             let scores = Scores { decode_count: plain::in_flight(pod, context), ..Scores::default() };
             single(pod, *reason, pods.len(), scores, FastPaths::default())
         }),
-        Pool::DecodeOnly(decodes) => unsplittable::decode_only(decodes, knobs, context, &mut rng)
-            .map(|(pod, scores, fast_paths)| single(pod, SingleReason::DecodeOnly, decodes.len(), scores, fast_paths)),
+        Pool::DecodeOnly(decodes) => {
+            unsplittable::decode_only(decodes, knobs, context, &mut rng).map(|(pod, scores, fast_paths)| {
+                let tokens = TokenCost { prefill: None, decode: decode::charge(request, knobs) };
+                Decision { tokens, ..single(pod, SingleReason::DecodeOnly, decodes.len(), scores, fast_paths) }
+            })
+        }
         Pool::Pairs { prefills, decodes, combined } => {
             if let Some((pod, score)) = combined::idle_instead_of_loaded(combined, prefills, decodes, context, &mut rng)
             {
@@ -55,7 +75,7 @@ pub(super) fn decide(
                 let scores = Scores { decode: Some(score), decode_count: count, ..Scores::default() };
                 Some(single(pod, SingleReason::CombinedIdle, combined.len(), scores, FastPaths::default()))
             } else {
-                pick_pair(model, prefills, decodes, matches, knobs, context, &mut rng)
+                pick_pair(question, prefills, decodes, matches, &mut rng)
             }
         }
     };
@@ -65,14 +85,13 @@ pub(super) fn decide(
 }
 
 fn pick_pair(
-    model: &Model,
+    question: Question<'_>,
     prefills: &[Candidate<'_>],
     decodes: &[Candidate<'_>],
     matches: &prefill::Matches,
-    knobs: &PdKnobs,
-    context: Context<'_>,
     rng: &mut Rng,
 ) -> Option<Decision> {
+    let Question { model, request, knobs, context, .. } = question;
     let rolesets = model.rolesets.len();
     let counts: Vec<u64> = prefills.iter().map(|candidate| candidate.pod.state.load.view().prefills).collect();
     let facts = decode::Facts::read_all(decodes, context);
@@ -87,7 +106,10 @@ fn pick_pair(
         prefill_ids = vec![id];
         decode_ids.retain(|id| decodes.get(*id).is_some_and(|decode| decode.roleset == roleset));
     }
-    if let Some((id, check)) = decode::fast_path(&facts, &decode_ids, knobs, rng) {
+    // `token_load` replaces what these checks go by: a pod that holds one long prompt has the fewest requests.
+    if !knobs.decode_policy.charges_tokens()
+        && let Some((id, check)) = decode::fast_path(&facts, &decode_ids, knobs, rng)
+    {
         fast_paths.decode = Some(check);
         let roleset = decodes.get(id)?.roleset;
         decode_ids = vec![id];
@@ -95,7 +117,8 @@ fn pick_pair(
         prefill_ids.retain(|id| prefills.get(*id).is_some_and(|prefill| prefill.roleset == roleset));
     }
 
-    let prefill_scored = prefill::score(prefills, &counts, &prefill_ids, matches, knobs, rolesets, rng);
+    let scoring = prefill::Scoring { request, counts: &counts, matches, knobs, context, rolesets };
+    let prefill_scored = prefill::score(prefills, &prefill_ids, scoring, rng);
     let decode_scored = decode::score(&facts, &decode_ids, knobs);
     let mut decode_best = vec![Least::default(); rolesets];
     for (id, score) in decode_ids.iter().zip(&decode_scored.scores) {
@@ -106,20 +129,52 @@ fn pick_pair(
     let winner = pair::best(&prefill_scored.best, prefill_scored.max, &decode_best, decode_scored.max, rng)?;
     let (prefill, decode) = (prefills.get(winner.prefill)?, decodes.get(winner.decode)?);
     let decode_facts = facts.get(winner.decode)?;
+    let roleset = prefill.roleset;
+    let explanation = Explanation {
+        prefills: explain::describe(
+            prefills.len(),
+            |id| explain::found(&prefill_ids, &prefill_scored.fates, id).and_then(|(_, score)| score),
+            |id| {
+                let fate = explain::found(&prefill_ids, &prefill_scored.fates, id).unwrap_or((Fate::LeftOut, None));
+                let (candidate, count) = (prefills.get(id)?, counts.get(id).copied()?);
+                Some(prefill::considered(candidate, fate, count, matches.counted(id, knobs), context))
+            },
+        ),
+        decodes: explain::describe(
+            decodes.len(),
+            |id| explain::found(&decode_ids, &decode_scored.scores, id),
+            |id| {
+                let score = explain::found(&decode_ids, &decode_scored.scores, id);
+                Some(facts.get(id)?.considered(decodes.get(id)?.pod, score, decode_scored.cold_start))
+            },
+        ),
+        ties: Ties {
+            prefill: prefill_scored.best.get(roleset).map_or(1, Least::ties),
+            decode: decode_best.get(roleset).map_or(1, Least::ties),
+            total: winner.ties,
+        },
+        maxima: (prefill_scored.max, decode_scored.max),
+    };
     Some(Decision {
+        explanation,
         target: Target::Pair { prefill: Arc::clone(prefill.pod), decode: Arc::clone(decode.pod) },
         strategy: Strategy::Pd,
         policies: Some((knobs.prefill_policy, knobs.decode_policy)),
         fast_paths,
         prefix_match_pct: matches.raw(winner.prefill),
         candidates: (prefills.len(), decodes.len()),
+        tokens: TokenCost {
+            prefill: prefill::charge(request, matches.counted(winner.prefill, knobs), knobs),
+            decode: decode::charge(request, knobs),
+        },
         scores: Scores {
             prefill: Some(winner.prefill_score),
             decode: Some(winner.decode_score),
             total: Some(winner.total),
             prefill_count: counts.get(winner.prefill).copied()?,
             decode_count: decode_facts.count,
-            cold_start: decode_scored.any_fresh && !decode_facts.fresh,
+            cold_start: decode_scored.cold_start && !decode_facts.fresh,
         },
+        missing: MissingSignals::default(),
     })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Context, PromptLength, RequestFacts, Splittable, Target};
+use super::{Context, RequestFacts, Target};
 use crate::clock::Tick;
 use crate::fleet::{
     BucketRange, Engine, Model, ModelConfig, PartialRoleset, Pod, PodKey, PodSpec, PodState, Profile, Role, Roleset,
@@ -105,6 +105,15 @@ impl Builder {
         self.pod(Role::Other, None, Setup { range, combined: true })
     }
 
+    /// Gives the last pod a label.
+    pub(super) fn label(mut self, key: &str, value: &str) -> Builder {
+        if let Some(pod) = self.pods.last_mut() {
+            let labels = &mut Arc::make_mut(pod).spec.labels;
+            Arc::make_mut(labels).insert(key.to_owned(), value.to_owned());
+        }
+        self
+    }
+
     pub(super) fn build(mut self) -> Model {
         let mut names: Vec<Arc<str>> = self.pods.iter().filter_map(|pod| pod.spec.roleset.clone()).collect();
         names.sort();
@@ -157,7 +166,7 @@ pub(super) fn context(prefix: &PrefixIndex, seed: u64) -> Context<'_> {
 
 /// A request about which nothing special is known.
 pub(super) fn request() -> RequestFacts<'static> {
-    RequestFacts { length: PromptLength::Unknown, hashes: &[], splittable: Splittable::Yes, profile: None }
+    RequestFacts::default()
 }
 
 /// Fresh signals.

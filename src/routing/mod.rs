@@ -11,10 +11,13 @@ mod cascade;
 mod combined;
 mod decode;
 mod eligibility;
+mod explain;
+mod journal;
 mod least;
 mod pair;
 mod plain;
 mod prefill;
+mod strategy;
 mod unsplittable;
 
 #[cfg(test)]
@@ -26,44 +29,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use bucket::largest_bound;
+pub use explain::{Considered, DESCRIBED, DecisionRecord, Explanation, Fate, Terms, Ties};
+pub use journal::Journal;
+pub use plain::MissingSignals;
+pub use strategy::{Strategy, Weights};
 
 use crate::clock::Tick;
-use crate::fleet::{Model, Pod};
+use crate::fleet::{Model, Pod, Selector};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
-use crate::load::{DecodeCharge, PrefillCharge};
+use crate::load::{DecodeCharge, PrefillCharge, TokenCharge, TokenCharges};
 use crate::prefix::PrefixIndex;
-
-/// A routing strategy (`routing-strategy`), by its exact name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Strategy {
-    /// `pd`
-    Pd,
-    /// `random`
-    Random,
-    /// `least-request`
-    LeastRequest,
-}
-
-impl Strategy {
-    /// The strategy of that exact name.
-    pub fn parse(name: &str) -> Option<Strategy> {
-        match name {
-            "pd" => Some(Strategy::Pd),
-            "random" => Some(Strategy::Random),
-            "least-request" => Some(Strategy::LeastRequest),
-            _ => None,
-        }
-    }
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Strategy::Pd => "pd",
-            Strategy::Random => "random",
-            Strategy::LeastRequest => "least-request",
-        }
-    }
-}
 
 /// How long the prompt is, as far as it had to be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +71,42 @@ pub struct RequestFacts<'a> {
     pub splittable: Splittable,
     /// The profile whose per-pod fields (range, combined) count.
     pub profile: Option<&'a str>,
+    /// Which pods the client lets the request go to (`external-filter`); all, if it does not say.
+    pub filter: Option<&'a Selector>,
+    /// What ties the request to earlier ones.
+    pub affinity: Affinity<'a>,
+    /// Size of the request as the token ledgers count it: one token per four bytes of its body.
+    pub prompt_tokens: u64,
+    /// Tokens of the prefix key that `hashes` stands for; 0 when it was not hashed.
+    pub prefix_tokens: u64,
+    /// By how many tokens the prompt of the request's session has grown, where that is known.
+    pub session_growth: Option<u64>,
+}
+
+impl Default for RequestFacts<'_> {
+    /// A request about which nothing special is known.
+    fn default() -> Self {
+        RequestFacts {
+            length: PromptLength::Unknown,
+            hashes: &[],
+            splittable: Splittable::Yes,
+            profile: None,
+            prompt_tokens: 0,
+            prefix_tokens: 0,
+            session_growth: None,
+            filter: None,
+            affinity: Affinity::default(),
+        }
+    }
+}
+
+/// What `session-affinity` looks at. Nothing of it is ever dialled: it only picks among the pods of the fleet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Affinity<'a> {
+    /// The address (`host:port`) that the client's `x-session-id` holds.
+    pub address: Option<&'a str>,
+    /// The client's `x-aibrix-session-key`.
+    pub key: Option<&'a [u8]>,
 }
 
 /// What a selection needs beside snapshot and request.
@@ -165,12 +176,13 @@ pub enum DecodeFastPath {
     DrainScore,
 }
 
-/// How the winner of a `pd` selection was scored; lower is better.
+/// How the winner was scored; lower is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scores {
     /// The prefill pod's score by the prefill policy (step 3); `None` without a prefill pod.
     pub prefill: Option<f64>,
-    /// The decode pod's score by the decode policy (step 4), or its drain or in-flight score when it is a single pod.
+    /// The decode pod's score by the decode policy (step 4), or its drain or in-flight score when it is a single pod;
+    /// the score by the strategy, when that is not `pd`.
     pub decode: Option<f64>,
     /// The pair's final score (step 5).
     pub total: Option<f64>,
@@ -180,6 +192,15 @@ pub struct Scores {
     pub decode_count: f64,
     /// True when the decode pod had no fresh metrics while a sibling had, so that its score is the cold-start score.
     pub cold_start: bool,
+}
+
+/// What the token ledgers are charged; `None` where the policy does not count tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCost {
+    /// On the prefill pod.
+    pub prefill: Option<u64>,
+    /// On the decode pod.
+    pub decode: Option<u64>,
 }
 
 /// A selection that explains itself.
@@ -200,6 +221,12 @@ pub struct Decision {
     pub candidates: (usize, usize),
     /// How the winner was scored.
     pub scores: Scores,
+    /// Signals that the strategy wanted and that no candidate had (R43).
+    pub missing: MissingSignals,
+    /// What its pods are charged in tokens.
+    pub tokens: TokenCost,
+    /// Who was considered and by which numbers.
+    pub explanation: Explanation,
 }
 
 /// The guards of one request's charges.
@@ -209,6 +236,8 @@ pub struct Charges {
     pub prefill: Option<PrefillCharge>,
     /// The decode or combined pod.
     pub decode: DecodeCharge,
+    /// What the token ledgers hold of it.
+    pub tokens: TokenCharges,
     /// How often another selection of the model committed first, so that this one decided again.
     pub conflicts: u32,
     /// True when it was charged without the check, after too many conflicts.
@@ -241,6 +270,12 @@ pub enum RoutingError {
         /// Which roleset lacks what.
         detail: String,
     },
+    /// There are pods, but the client's selector lets none of them pass.
+    #[error("external-filter matches none of {routable} ready pods")]
+    Filtered {
+        /// Routable pods of the model.
+        routable: usize,
+    },
     /// Bucketing is on and nothing takes this length.
     #[error("no prompt-length bucket matches prompt length {length} and no combined pods available")]
     NoBucket {
@@ -261,8 +296,8 @@ pub fn select(
     context: Context<'_>,
 ) -> Result<Decision, RoutingError> {
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
-    let matches = prefill::Matches::look_up(model, &pool, request, knobs, context.prefix);
-    cascade::decide(model, &pool, &matches, strategy, knobs, context)
+    let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
+    cascade::decide(cascade::Question { model, request, strategy, knobs, context }, &pool, &matches)
 }
 
 /// Selects and charges in one step: concurrent selections see each other's charges. What does not depend on loads
@@ -275,27 +310,38 @@ pub fn select_and_charge(
     context: Context<'_>,
 ) -> Result<(Decision, Charges), RoutingError> {
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
-    let matches = prefill::Matches::look_up(model, &pool, request, knobs, context.prefix);
-    let decide = || cascade::decide(model, &pool, &matches, strategy, knobs, context);
+    let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
+    let question = cascade::Question { model, request, strategy, knobs, context };
+    let decide = || cascade::decide(question, &pool, &matches);
     let mut conflicts = 0;
     while conflicts < MAX_CONFLICTS {
         let Some(token) = model.commit.begin() else { break };
         let decision = decide()?;
-        match model.commit.try_commit(token, || charge(&decision)) {
-            Some((prefill, decode)) => return Ok((decision, Charges { prefill, decode, conflicts, blind: false })),
+        match model.commit.try_commit(token, || charge(&decision, knobs, context.now)) {
+            Some(charges) => return Ok((decision, Charges { conflicts, ..charges })),
             None => conflicts += 1,
         }
     }
     let decision = decide()?;
-    let (prefill, decode) = model.commit.charge_blind(|| charge(&decision));
-    Ok((decision, Charges { prefill, decode, conflicts, blind: true }))
+    let charges = model.commit.charge_blind(|| charge(&decision, knobs, context.now));
+    Ok((decision, Charges { conflicts, blind: true, ..charges }))
 }
 
-fn charge(decision: &Decision) -> (Option<PrefillCharge>, DecodeCharge) {
-    match &decision.target {
-        Target::Pair { prefill, decode } => {
-            (Some(PrefillCharge::open(&prefill.state)), DecodeCharge::open(&decode.state))
-        }
-        Target::Single { pod, .. } => (None, DecodeCharge::open(&pod.state)),
+/// Charges everything that the decision costs, in the same step as the selection.
+fn charge(decision: &Decision, knobs: &PdKnobs, now: Tick) -> Charges {
+    let (prefill, decode) = match &decision.target {
+        Target::Pair { prefill, decode } => (Some(&prefill.state), &decode.state),
+        Target::Single { pod, .. } => (None, &pod.state),
+    };
+    let ttl = knobs.token_load_ttl;
+    let prefill_tokens =
+        prefill.zip(decision.tokens.prefill).map(|(pod, tokens)| TokenCharge::prefill(pod, tokens, now, ttl));
+    let decode_tokens = decision.tokens.decode.map(|tokens| TokenCharge::decode(decode, tokens, now, ttl));
+    Charges {
+        prefill: prefill.map(PrefillCharge::open),
+        decode: DecodeCharge::open(decode),
+        tokens: TokenCharges::new(prefill_tokens, decode_tokens),
+        conflicts: 0,
+        blind: false,
     }
 }

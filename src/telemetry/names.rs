@@ -146,6 +146,8 @@ metrics! {
         "Bytes of request bodies held.";
     EngineMetricMissing "tandem_engine_metric_missing_total" Counter &["engine", "metric"],
         "Scrapes that were answered without a metric that routing needs, under any of its known names.";
+    RoutingSignalMissing "tandem_routing_signal_missing_total" Counter &["model", "signal"],
+        "Selections whose strategy wanted this signal while no candidate's engine had reported it lately: requests in flight decided instead.";
     Panics "tandem_panics_caught_total" Counter &[],
         "Panics caught at the border of a request or a background task: defects, please report.";
     SpansDropped "tandem_spans_dropped_total" Counter &[],
@@ -160,6 +162,18 @@ metrics! {
         "Requests that this replica has handed over to the pod and that have not ended.";
     PodPending "tandem_pod_decode_pending" Gauge POD_NAME,
         "Requests charged to the pod whose prefill leg is under way.";
+    TokenActive "pd_token_load_active_tokens" Gauge POD_NAME,
+        "Prompt tokens (request cost included) of the prefill requests that the pod is computing, as charged by the policies that count tokens. Gone when the pod is, or had no charge for a minute.";
+    TokenKv "pd_token_load_kv_tokens" Gauge POD_NAME,
+        "The same of all requests whose KV blocks the prefill pod holds.";
+    TokenDecode "pd_token_load_decode_tokens" Gauge POD_NAME,
+        "Prompt tokens of the requests outstanding on the decode pod, as charged by `token_load`.";
+    TokenStranded "tandem_token_load_stranded_tokens" Gauge POD_NAME,
+        "The part of `pd_token_load_kv_tokens` whose request is over but whose decode pod never took the blocks: they stay until their lease ends.";
+    TokenForced "tandem_token_load_forced_releases_total" Counter &["side"],
+        "Token charges that the janitor took back because their request showed no activity for longer than the TTL.";
+    TokenSessions "tandem_token_load_sessions" Gauge &[],
+        "Sessions whose last prompt size is remembered.";
     PodMetricsAge "tandem_pod_metrics_age_seconds" Decimal POD_NAME,
         "Time since the pod's engine metrics were scraped; absent while they never were.";
 }

@@ -1,5 +1,6 @@
 //! What is known about a request when it ends: the source of its metrics and of its log line.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::PodLabels;
@@ -64,6 +65,29 @@ pub struct Timings {
     pub ended: Option<Tick>,
 }
 
+/// What spans tell about a selection; `/debug/decisions` has the rest. Lower scores are better.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DecisionEssentials {
+    /// Version of the fleet snapshot.
+    pub snapshot_version: u64,
+    /// Prefill pods and decode (or single) pods that were candidates.
+    pub candidates: (usize, usize),
+    /// The steps that narrowed them, `none` if none did.
+    pub steps: String,
+    /// The prefill pod's score.
+    pub prefill_score: Option<f64>,
+    /// The decode or single pod's score.
+    pub decode_score: Option<f64>,
+    /// The pair's score.
+    pub total_score: Option<f64>,
+    /// Prefix match of the prefill pod, percent.
+    pub prefix_match_pct: Option<u8>,
+    /// Rolesets or pods that shared the best score.
+    pub tied: usize,
+    /// How often it was decided again because another request was charged in between.
+    pub conflicts: u32,
+}
+
 /// A finished request.
 #[derive(Clone, Debug)]
 pub struct RequestRecord {
@@ -74,9 +98,11 @@ pub struct RequestRecord {
     /// The model, when the fleet knows it; `None` folds to one label value, so that clients cannot make series.
     pub model: Option<Arc<str>>,
     /// The strategy, when one was in force.
-    pub strategy: Option<&'static str>,
+    pub strategy: Option<Cow<'static, str>>,
     /// Prefill and decode policy names (PD).
     pub policies: Option<(&'static str, &'static str)>,
+    /// The essentials of the selection.
+    pub decision: Option<Box<DecisionEssentials>>,
     /// Why a single pod served it, when one did.
     pub single_reason: Option<&'static str>,
     /// The roleset, or empty.
@@ -120,6 +146,7 @@ impl RequestRecord {
             model: None,
             strategy: None,
             policies: None,
+            decision: None,
             single_reason: None,
             roleset: String::new(),
             prefill_pod: None,

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::{Exchange, Routed, Routing, State};
+use super::{EXPLAIN, Exchange, Routed, Routing, State};
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
 use crate::engines::vllm::Handoff;
@@ -15,18 +15,22 @@ use crate::engines::{self, vllm};
 use crate::error::{ApiError, Reason};
 use crate::exchange::admission::Reservation;
 use crate::exchange::answer;
-use crate::exchange::event::{Adapter, Effect, RoutePlan};
-use crate::exchange::headers::leg_headers;
+use crate::exchange::event::{Adapter, Effect, RequestHead, RoutePlan};
+use crate::exchange::headers::{leg_headers, text};
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
-use crate::fleet::Pod;
+use crate::exchange::session::{SESSION_ID, session_id};
+use crate::fleet::{Model, Pod};
 use crate::prefix::PrefixUpdate;
 use crate::request::ParsedBody;
-use crate::routing::{self, Context, Decision, RequestFacts, SingleReason, Strategy, Target};
-use crate::telemetry::{Outcome, PrefillOutcome, PrefillStage};
+use crate::routing::{self, Context, Decision, DecisionRecord, RequestFacts, SingleReason, Strategy, Target};
+use crate::telemetry::{DecisionEssentials, Outcome, PrefillOutcome, PrefillStage};
 
 /// How long a decode pod has for taking in a request that nobody waits for.
 const DELIVERY: Duration = Duration::from_secs(1);
+
+/// What the token ledgers count as one token, bytes of the request body (the PD document, "Token Load Scoring Policy").
+const BYTES_PER_TOKEN: u64 = 4;
 
 impl Exchange {
     pub(super) fn route(
@@ -46,6 +50,11 @@ impl Exchange {
             hashes: &prepared.hashes,
             splittable: plan.splittable,
             profile: plan.profile.as_deref(),
+            filter: plan.filter.as_ref(),
+            affinity: plan.session.affinity(),
+            prompt_tokens: self.record.body_bytes as u64 / BYTES_PER_TOKEN,
+            prefix_tokens: prepared.prefix_tokens,
+            session_growth: self.session_growth(now, &model, &plan),
         };
         let context = Context {
             now,
@@ -53,28 +62,83 @@ impl Exchange {
             max_metric_age: self.world.knobs.scrape.max_age,
             prefix: &self.world.prefix,
         };
-        match routing::select_and_charge(&model, &facts, strategy, &plan.knobs, context) {
-            Err(error) => {
-                if strategy == Strategy::Pd {
-                    self.world.metrics.selection_failed(Some(&model.name));
-                }
-                let text = format!("error on selecting target pod: {error}");
-                self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
-            }
-            Ok((decision, charges)) => {
-                self.record.timings.routed = Some(now);
+        let selected = routing::select_and_charge(&model, &facts, strategy, &plan.knobs, context);
+        let (outcome, charges) = match selected {
+            Ok((decision, charges)) => (Ok(decision), Some(charges)),
+            Err(error) => (Err(error), None),
+        };
+        let record = Arc::new(DecisionRecord {
+            at: now,
+            request_id: self.record.request_id.clone(),
+            model: Arc::clone(&model.name),
+            snapshot_version: model.snapshot_version,
+            profile: plan.profile.as_deref().map(|name| name.chars().take(64).collect()),
+            length: facts.length,
+            prompt_tokens: facts.prompt_tokens,
+            conflicts: charges.as_ref().map_or(0, |charges| charges.conflicts),
+            blind: charges.as_ref().is_some_and(|charges| charges.blind),
+            outcome,
+        });
+        self.world.journal.push(Arc::clone(&record));
+        self.explain(&record);
+        match (&record.outcome, charges) {
+            (Ok(decision), Some(mut charges)) => {
+                self.world.ledger.watch(&self.record.request_id, &mut charges.tokens);
                 if charges.conflicts > 0 {
                     self.world.metrics.selection_conflicts(u64::from(charges.conflicts));
                 }
                 if charges.blind {
                     self.world.metrics.blind_commit();
                 }
+                for signal in decision.missing.names() {
+                    self.world.metrics.routing_signal_missing(&model.name, signal);
+                }
                 self.charges = Some(charges);
+                self.record.timings.routed = Some(now);
                 self.record.ready_pods = model.routable.len();
                 self.record.candidate_pods = decision.candidates.1;
                 self.start_legs(now, body, &plan, decision, &prepared.hashes, effects)
             }
+            (Err(error), _) => {
+                if strategy == Strategy::Pd {
+                    self.world.metrics.selection_failed(Some(&model.name));
+                }
+                let text = format!("error on selecting target pod: {error}");
+                self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
+            }
+            (Ok(_), None) => self.refuse(now, ApiError::new(Reason::Internal, "a selection without charges"), effects),
         }
+    }
+
+    /// Notes for spans, and for a client that asked, what was decided.
+    fn explain(&mut self, record: &DecisionRecord) {
+        if let Ok(decision) = &record.outcome {
+            self.record.decision = Some(Box::new(DecisionEssentials {
+                snapshot_version: record.snapshot_version,
+                candidates: decision.candidates,
+                steps: decision.steps(),
+                prefill_score: decision.scores.prefill,
+                decode_score: decision.scores.decode,
+                total_score: decision.scores.total,
+                prefix_match_pct: decision.prefix_match_pct,
+                tied: decision.explanation.ties.total,
+                conflicts: record.conflicts,
+            }));
+        }
+        let asked = |head: &RequestHead| text(&head.headers, EXPLAIN) == Some("1");
+        if self.world.knobs.explain && self.head.as_ref().is_some_and(asked) {
+            self.explanation = Some(record.summary());
+        }
+    }
+
+    /// By how much the prompt of the request's session grew, for the policies that charge tokens.
+    fn session_growth(&self, now: Tick, model: &Model, plan: &Plan) -> Option<u64> {
+        if plan.strategy != Some(Strategy::Pd) || !plan.knobs.prefill_policy.charges_tokens() {
+            return None;
+        }
+        let key = self.head.as_ref().and_then(|head| text(&head.headers, "x-aibrix-session-key"))?;
+        let tokens = self.record.body_bytes as u64 / BYTES_PER_TOKEN;
+        self.world.sessions.grow(&model.name, key, tokens, plan.knobs.token_load_session_ttl, now)
     }
 
     fn start_legs(
@@ -82,7 +146,7 @@ impl Exchange {
         now: Tick,
         body: ParsedBody,
         plan: &Plan,
-        decision: Decision,
+        decision: &Decision,
         hashes: &[u64],
         effects: &mut Vec<Effect>,
     ) -> State {
@@ -90,25 +154,28 @@ impl Exchange {
             self.record.policies = Some((prefill.name(), decode.name()));
         }
         let attempt = self.attempt_id();
-        match decision.target {
+        match &decision.target {
             Target::Single { pod, reason } => {
-                self.record.single_reason = (reason != SingleReason::Strategy).then(|| single_reason(reason));
-                self.hand_over(now, &body, Some(&pod), vllm::plain_body(&body), Some(attempt), effects)
+                self.record.single_reason = (*reason != SingleReason::Strategy).then(|| reason.name());
+                if decision.strategy.looks_prefixes_up() {
+                    self.offer_prefix(pod, hashes);
+                }
+                let state = self.hand_over(now, &body, Some(pod), vllm::plain_body(&body), Some(attempt), effects);
+                if decision.strategy.keeps_sessions()
+                    && let Ok(id) = HeaderValue::from_str(&session_id(&pod.address))
+                {
+                    self.answer_headers.insert(SESSION_ID, id);
+                }
+                state
             }
             Target::Pair { prefill, decode } => {
                 self.record.roleset.clone_from(&prefill.state.labels.roleset);
                 self.record.prefill_pod = Some(Arc::clone(&prefill.state.labels));
-                self.aim_at(&decode);
+                self.aim_at(decode);
                 self.record.timings.prefill_start = Some(now);
                 self.prefill_host = Some(Arc::clone(&prefill.spec.host));
                 self.world.metrics.selected_pair(&prefill.state.labels, &decode.state.labels);
-                if !hashes.is_empty() {
-                    self.world.prefix.offer(PrefixUpdate {
-                        model: Arc::from(&*prefill.spec.model),
-                        hashes: Arc::from(hashes),
-                        pod: Arc::clone(&prefill.state),
-                    });
-                }
+                self.offer_prefix(prefill, hashes);
                 let connector = prefill.spec.kv_connector.unwrap_or(plan.knobs.kv_connector);
                 if !self.extended {
                     effects.push(Effect::ExtendTimeout(plan.knobs.prefill_request_timeout));
@@ -122,8 +189,20 @@ impl Exchange {
                     max_answer_bytes: self.world.knobs.limits.max_prefill_answer_bytes,
                 })));
                 let leg = self.world.metrics.prefill_leg(self.record.model.clone());
+                let (prefill, decode) = (Arc::clone(prefill), Arc::clone(decode));
                 State::Prefilling(Box::new(Routed { body, prefill, decode, connector, attempt, leg }))
             }
+        }
+    }
+
+    /// Tells the index that the pod is about to have this prompt in its cache.
+    fn offer_prefix(&self, pod: &Pod, hashes: &[u64]) {
+        if !hashes.is_empty() {
+            self.world.prefix.offer(PrefixUpdate {
+                model: Arc::from(&*pod.spec.model),
+                hashes: Arc::from(hashes),
+                pod: Arc::clone(&pod.state),
+            });
         }
     }
 
@@ -137,6 +216,7 @@ impl Exchange {
         self.record.timings.prefill_end = Some(now);
         if let Some(charges) = &mut self.charges {
             charges.prefill = None;
+            charges.tokens.prefill_done(now);
         }
         let Routed { body: parsed, prefill, decode, connector, attempt, leg } = routed;
         let merged = engines::accept_prefill(outcome).and_then(|answer| {
@@ -210,8 +290,8 @@ impl Exchange {
         match pod {
             Some(pod) => {
                 self.aim_at(pod);
-                if let Some(strategy) = self.record.strategy {
-                    set_headers.push(("routing-strategy", strategy.to_owned()));
+                if let Some(strategy) = &self.record.strategy {
+                    set_headers.push(("routing-strategy", strategy.clone().into_owned()));
                 }
                 set_headers.push(("target-pod", pod.address.to_string()));
             }
@@ -220,6 +300,9 @@ impl Exchange {
         set_headers.push(("x-request-id", attempt.clone()));
         self.answer_headers =
             answer::marker_headers(&self.record, pod.map(|pod| &*pod.address), self.prefill_host.as_deref());
+        if let Some(summary) = self.explanation.as_deref().and_then(|summary| HeaderValue::from_str(summary).ok()) {
+            self.answer_headers.insert(HeaderName::from_static(EXPLAIN), summary);
+        }
         effects.push(Effect::Route(Box::new(RoutePlan {
             address: pod.map(|pod| Arc::clone(&pod.address)),
             path: self.path(),
@@ -262,15 +345,5 @@ impl Exchange {
 
     fn leg_headers(&self, attempt: &str) -> HeaderMap {
         self.head.as_ref().map(|head| leg_headers(&head.headers, attempt)).unwrap_or_default()
-    }
-}
-
-fn single_reason(reason: SingleReason) -> &'static str {
-    match reason {
-        SingleReason::CombinedFallback => "combined_fallback",
-        SingleReason::CombinedIdle => "combined_idle",
-        SingleReason::CombinedUnsplittable => "combined_unsplittable",
-        SingleReason::DecodeOnly => "decode_only",
-        SingleReason::Strategy => "strategy",
     }
 }

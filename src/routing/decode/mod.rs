@@ -4,17 +4,22 @@
 //! plus other gateways' running requests while the signals are fresh. A pod without fresh signals is *cold*: it takes no
 //! part in the spreads, and scores by the cold-start rule as soon as one sibling is fresh.
 
+mod conductor;
 mod fast_path;
 mod least_request;
 mod load_balancing;
 mod score;
+mod token_load;
 
 pub(super) use fast_path::fast_path;
 pub(super) use score::score;
 
-use super::Context;
 use super::eligibility::Candidate;
+use std::time::Duration;
+
+use super::{Considered, Context, Fate, RequestFacts, Terms};
 use crate::fleet::Pod;
+use crate::knobs::PdKnobs;
 
 /// No engine reports more of anything; larger values are cut here, so that sums and ratios stay finite.
 const CEILING: f64 = 1e12;
@@ -22,12 +27,12 @@ const CEILING: f64 = 1e12;
 const FULL: f64 = 0.1;
 
 /// A number that an engine reported, if it is one.
-fn known(value: Option<f64>) -> Option<f64> {
+pub(super) fn known(value: Option<f64>) -> Option<f64> {
     value.filter(|value| value.is_finite() && *value >= 0.0).map(|value| value.min(CEILING))
 }
 
 /// What decisions look at in a decode pod.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Facts {
     /// Our own pending and running requests.
     pub(super) own: f64,
@@ -41,6 +46,14 @@ pub(super) struct Facts {
     pub(super) drain: Option<f64>,
     /// Free KV cache, whole percent, [`FULL`] at least; 100 when unknown.
     pub(super) free: f64,
+    /// Requests that the engine runs, by its own count.
+    pub(super) running: Option<f64>,
+    /// Prompt tokens charged here by `token_load`.
+    pub(super) tokens: f64,
+    /// Ages of the requests they belong to, summed up, seconds.
+    pub(super) open_seconds: f64,
+    /// Age of the signals, when fresh.
+    pub(super) metrics_age: Option<Duration>,
 }
 
 /// Other gateways' running requests on a pod; 0 when not known.
@@ -56,18 +69,29 @@ pub(super) fn foreign(pod: &Pod, context: Context<'_>) -> f64 {
 impl Facts {
     /// Reads one pod.
     pub(super) fn read(pod: &Pod, context: Context<'_>) -> Facts {
-        let own = pod.state.load.view().decodes() as f64;
+        let load = &pod.state.load;
+        let own = load.view().decodes() as f64;
+        let ours = Facts {
+            own,
+            count: own,
+            free: 100.0,
+            tokens: load.tokens.view().decode as f64,
+            open_seconds: load.tokens.decode_ages(context.now).1,
+            ..Facts::default()
+        };
         let signals = pod.state.signals.load();
         if !signals.fresh(context.now, context.max_metric_age) {
-            return Facts { own, count: own, fresh: false, throughput: None, drain: None, free: 100.0 };
+            return ours;
         }
         Facts {
-            own,
             count: own + known(Some(signals.foreign_running)).unwrap_or(0.0),
             fresh: true,
             throughput: known(signals.generation_tps),
             drain: known(signals.drain_rate),
             free: known(signals.kv_usage).map_or(100.0, free_percent),
+            running: known(signals.running),
+            metrics_age: signals.at.map(|at| context.now.since(at)),
+            ..ours
         }
     }
 
@@ -78,9 +102,34 @@ impl Facts {
 }
 
 /// `round(100 − 100·usage)`, half away from zero; nothing left → [`FULL`].
-fn free_percent(usage: f64) -> f64 {
+pub(super) fn free_percent(usage: f64) -> f64 {
     let free = (100.0 - 100.0 * usage).round();
     if free > 0.0 { free } else { FULL }
+}
+
+/// Tokens that the chosen decode pod is charged: the whole prompt, since it receives all of its KV cache.
+pub(super) fn charge(request: &RequestFacts<'_>, knobs: &PdKnobs) -> Option<u64> {
+    knobs.decode_policy.charges_tokens().then_some(request.prompt_tokens)
+}
+
+impl Facts {
+    /// The pod as an explanation shows it; `score` only if it was scored.
+    pub(super) fn considered(&self, pod: &Pod, score: Option<f64>, cold_start: bool) -> Considered {
+        Considered {
+            slot: pod.state.slot,
+            fate: if score.is_some() { Fate::Scored } else { Fate::LeftOut },
+            score,
+            count: self.count,
+            metrics_age: self.metrics_age,
+            terms: Terms::Decode {
+                throughput: self.throughput,
+                drain: self.drain,
+                free_pct: self.free,
+                tokens: self.tokens,
+                cold_start: cold_start && !self.fresh,
+            },
+        }
+    }
 }
 
 /// Decode requests per decode pod of each roleset.

@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 pub use docs::metrics_markdown;
-pub use fleet::{FleetGauges, ModelGauge, PodGauge};
+pub use fleet::{FleetGauges, ModelGauge, PodGauge, TokenGauge};
 pub use prefill::{PrefillFailureClass, PrefillLeg, PrefillOutcome, PrefillStage};
 pub use request::InFlight;
 
@@ -170,6 +170,16 @@ impl Metrics {
         self.series(Metric::BufferedBytes, &[]).set(bytes);
     }
 
+    /// Sessions whose last prompt size is remembered now.
+    pub fn set_sessions(&self, sessions: u64) {
+        self.series(Metric::TokenSessions, &[]).set(sessions);
+    }
+
+    /// The janitor took a token charge back whose release never came. `side` is `prefill` or `decode`.
+    pub fn token_charge_forced(&self, side: &'static str) {
+        self.series(Metric::TokenForced, &[side]).add(1);
+    }
+
     /// A scrape of this pod failed.
     pub fn scrape_failed(&self, pod: &PodLabels) {
         self.pod_series(Metric::EngineQueryFail, pod).add(1);
@@ -178,6 +188,11 @@ impl Metrics {
     /// A scrape lacked a metric under all its names (R54). `metric` is our own name for it.
     pub fn engine_metric_missing(&self, engine: &'static str, metric: &'static str) {
         self.count(Metric::EngineMetricMissing, &[engine, metric], 1);
+    }
+
+    /// A strategy had to decide without a signal that it goes by (R43). `signal` is our own name for it.
+    pub fn routing_signal_missing(&self, model: &str, signal: &'static str) {
+        self.count(Metric::RoutingSignalMissing, &[model, signal], 1);
     }
 
     /// A panic was caught.

@@ -52,6 +52,7 @@ fn fleet(pods: &[&str]) -> FleetGauges {
                 running: 2,
                 pending: 3,
                 metrics_age: None,
+                tokens: None,
             })
             .collect(),
     }
@@ -62,8 +63,9 @@ fn record(outcome: Outcome, status: u16) -> RequestRecord {
         request_id: "4bf92f3577b34da6a3ce929d0e0e4736".into(),
         endpoint: "/v1/chat/completions",
         model: Some("llama".into()),
-        strategy: Some("pd"),
+        strategy: Some("pd".into()),
         policies: Some(("prefix_cache", "load_balancing")),
+        decision: None,
         single_reason: None,
         roleset: "rs-0".into(),
         prefill_pod: Some(pod("p-0")),
