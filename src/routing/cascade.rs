@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
 use super::{
-    Context, Decision, FastPaths, RoutingError, Scores, SingleReason, Strategy, Target, combined, decode, pair, plain,
+    Context, Decision, FastPaths, RoutingError, Scores, SingleReason, Strategy, Target, band, combined, decode, pair, plain,
     prefill, unsplittable,
 };
 use crate::fleet::{Model, Pod};
@@ -17,6 +17,7 @@ pub(super) fn decide(
     model: &Model,
     pool: &Pool<'_>,
     matches: &prefill::Matches,
+    band: Option<&Arc<str>>,
     strategy: Strategy,
     knobs: &PdKnobs,
     context: Context<'_>,
@@ -27,6 +28,7 @@ pub(super) fn decide(
         strategy,
         policies: (strategy == Strategy::Pd).then_some((knobs.prefill_policy, knobs.decode_policy)),
         fast_paths,
+        band: None,
         prefix_match_pct: None,
         candidates: (0, candidates),
         scores,
@@ -55,7 +57,7 @@ pub(super) fn decide(
                 let scores = Scores { decode: Some(score), decode_count: count, ..Scores::default() };
                 Some(single(pod, SingleReason::CombinedIdle, combined.len(), scores, FastPaths::default()))
             } else {
-                pick_pair(model, prefills, decodes, matches, knobs, context, &mut rng)
+                pick_pair(model, prefills, decodes, matches, band, knobs, context, &mut rng)
             }
         }
     };
@@ -64,11 +66,13 @@ pub(super) fn decide(
     decision.ok_or(RoutingError::NoPods)
 }
 
+#[allow(clippy::too_many_arguments, reason = "each is a part of the question of its own")]
 fn pick_pair(
     model: &Model,
     prefills: &[Candidate<'_>],
     decodes: &[Candidate<'_>],
     matches: &prefill::Matches,
+    band: Option<&Arc<str>>,
     knobs: &PdKnobs,
     context: Context<'_>,
     rng: &mut Rng,
@@ -95,6 +99,10 @@ fn pick_pair(
         prefill_ids.retain(|id| prefills.get(*id).is_some_and(|prefill| prefill.roleset == roleset));
     }
 
+    let band = band.map(|band| {
+        band::narrow(model, band, (prefills, &mut prefill_ids), (decodes, &mut decode_ids))
+    });
+
     let prefill_scored = prefill::score(prefills, &counts, &prefill_ids, matches, knobs, rolesets, rng);
     let decode_scored = decode::score(&facts, &decode_ids, knobs);
     let mut decode_best = vec![Least::default(); rolesets];
@@ -111,6 +119,7 @@ fn pick_pair(
         strategy: Strategy::Pd,
         policies: Some((knobs.prefill_policy, knobs.decode_policy)),
         fast_paths,
+        band,
         prefix_match_pct: matches.raw(winner.prefill),
         candidates: (prefills.len(), decodes.len()),
         scores: Scores {

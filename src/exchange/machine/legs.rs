@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use super::{Exchange, Routed, Routing, State};
+use crate::bands;
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
 use crate::engines::vllm::Handoff;
@@ -19,10 +20,10 @@ use crate::exchange::event::{Adapter, Effect, RoutePlan};
 use crate::exchange::headers::leg_headers;
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
-use crate::fleet::Pod;
+use crate::fleet::{Model, Pod};
 use crate::prefix::PrefixUpdate;
 use crate::request::ParsedBody;
-use crate::routing::{self, Context, Decision, RequestFacts, SingleReason, Strategy, Target};
+use crate::routing::{self, Context, Decision, PromptLength, RequestFacts, SingleReason, Strategy, Target};
 use crate::telemetry::{Outcome, PrefillOutcome, PrefillStage};
 
 /// How long a decode pod has for taking in a request that nobody waits for.
@@ -69,11 +70,22 @@ impl Exchange {
                 if charges.blind {
                     self.world.metrics.blind_commit();
                 }
+                self.note_bands(&model, &plan, facts.length, &decision);
                 self.charges = Some(charges);
                 self.record.ready_pods = model.routable.len();
                 self.record.candidate_pods = decision.candidates.1;
                 self.start_legs(now, body, &plan, decision, &prepared.hashes, effects)
             }
+        }
+    }
+
+    /// The picture of prompt lengths is of what rolesets get: a request that a single pod takes does not load them.
+    fn note_bands(&self, model: &Model, plan: &Plan, length: PromptLength, decision: &Decision) {
+        let Target::Pair { .. } = decision.target else { return };
+        let Some(tokens) = length.tokens().filter(|_| bands::enabled(&plan.knobs)) else { return };
+        model.bands.observe(tokens);
+        if let Some(band) = decision.band.as_ref().filter(|band| band.applied) {
+            self.world.metrics.banded(&band.roleset, tokens);
         }
     }
 
