@@ -202,16 +202,7 @@ fn world() -> Arc<World> {
     let specs: Vec<PodSpec> =
         (0..4).flat_map(|i| [spec(&format!("p{i}"), Role::Prefill), spec(&format!("d{i}"), Role::Decode)]).collect();
     fleet.store(build(&Snapshot::default(), &specs, &mut 0));
-    Arc::new(World {
-        fleet: Arc::new(fleet),
-        prefix: Arc::new(PrefixIndex::new(&knobs.prefix)),
-        metrics: Arc::new(Metrics::new("gateway")),
-        buffered: Budget::new(knobs.limits.max_buffered_bytes),
-        streams: Budget::new(knobs.limits.max_streams),
-        hash_seed: 1,
-        attempts: AtomicU64::new(0),
-        knobs: Arc::new(knobs),
-    })
+    Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(Metrics::new("gateway")), 1))
 }
 
 /// The head that Envoy hands over for an ordinary client.

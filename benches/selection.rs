@@ -113,8 +113,7 @@ fn main() {
         let index = PrefixIndex::new(&knobs);
         let prefills: Vec<_> = model.rolesets.iter().flat_map(|set| set.prefill.iter()).collect();
         let run = |label: &str, hashes: &[u64]| {
-            let facts =
-                RequestFacts { length: PromptLength::Unknown, hashes, splittable: Splittable::Yes, profile: None };
+            let facts = RequestFacts { hashes, ..RequestFacts::default() };
             let context = |seed| Context { now: Tick(2), seed, max_metric_age: Duration::from_secs(3), prefix: &index };
             let pure = median(|seed| {
                 black_box(select(&model, &facts, Strategy::Pd, &PdKnobs::default(), context(seed)).unwrap());

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -17,11 +16,12 @@ use crate::bands::{self, Keepers};
 use crate::clock::Clock;
 use crate::discovery::{self, DepartedListener, FleetBuilder, POLL_INTERVAL, PodFiles, PodReader};
 use crate::drive::{Driver, Stops};
-use crate::exchange::{Budget, World};
+use crate::exchange::World;
 use crate::ext_proc::Processor;
 use crate::fleet::{Engine, Fleet};
 use crate::front;
 use crate::knobs::{Knobs, PdKnobs, Report};
+use crate::load::SweepReason;
 use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
 use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
@@ -39,6 +39,8 @@ const HEALTH_SERVICE: &str = "gateway-plugin";
 const PREFIX_BEAT: Duration = Duration::from_millis(5);
 /// How often observed prompt lengths are taken in.
 const BANDS_BEAT: Duration = Duration::from_secs(1);
+/// How often the janitor looks for token charges whose time is over. (The reference looks once a minute.)
+const JANITOR_BEAT: Duration = Duration::from_secs(1);
 /// How long streams that were opened before the listener closed have to send their request.
 const LAST_HEADS: Duration = Duration::from_secs(1);
 /// How long tasks may take to end after they have been cut.
@@ -103,7 +105,6 @@ impl Gateway {
         let knobs = Arc::new(knobs);
         let metrics = Arc::new(Metrics::new(&knobs.gateway_pod).with_ttft_threshold(knobs.ttft_threshold));
         metrics.set_config_errors(report.config_errors);
-        let prefix = Arc::new(PrefixIndex::new(&knobs.prefix));
         let fleet = Arc::new(Fleet::default());
         let background = TaskTracker::new();
         let stop_background = CancellationToken::new();
@@ -120,27 +121,20 @@ impl Gateway {
             front: front.as_ref().map(TcpListener::local_addr).transpose()?,
         };
 
+        let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
+        let world = Arc::new(World::new(Arc::clone(&knobs), Arc::clone(&fleet), Arc::clone(&metrics), hash_seed));
+        let prefix = Arc::clone(&world.prefix);
         let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
         let readiness = Arc::new(Readiness::default());
         discover(&options.source, &builder, &knobs, &background, &stop_background).await?;
 
-        let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
-        let world = Arc::new(World {
-            fleet: Arc::clone(&fleet),
-            prefix: Arc::clone(&prefix),
-            metrics: Arc::clone(&metrics),
-            buffered: Budget::new(knobs.limits.max_buffered_bytes),
-            streams: Budget::new(knobs.limits.max_streams),
-            hash_seed,
-            attempts: AtomicU64::new(0),
-            knobs: Arc::clone(&knobs),
-        });
         let exchanges = TaskTracker::new();
         let (stop_accepting, stops) = (CancellationToken::new(), Stops::default());
         let seeds = Seeds::new(uuid::Uuid::new_v4().as_u64_pair().0);
         let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
         let driver = Arc::new(Driver::new(Arc::clone(&world), clock, seeds, tracer, exchanges.clone(), stops.clone()));
 
+        background.spawn(sweep_token_charges(Arc::clone(&world), clock, stop_background.clone()));
         background.spawn(keep_prefix_index(prefix, clock, stop_background.clone()));
         background.spawn(note_snapshots(builder.subscribe(), Arc::clone(&metrics), clock, stop_background.clone()));
         background.spawn(keep_bands(Arc::clone(&fleet), Arc::clone(&knobs.pd), clock, stop_background.clone()));
@@ -165,6 +159,7 @@ impl Gateway {
             max_metric_age: knobs.scrape.max_age,
             before_metrics: Arc::new(move |metrics| {
                 metrics.set_buffered_bytes(held.buffered.used() as u64);
+                metrics.set_sessions(held.sessions.len() as u64);
                 let index = held.prefix.stats();
                 metrics.set_prefix_index(PrefixIndexStats {
                     entries: index.entries,
@@ -345,6 +340,31 @@ async fn keep_bands(fleet: Arc<Fleet>, knobs: Arc<PdKnobs>, clock: Clock, stop: 
         tokio::select! {
             _ = beat.tick() => keepers.refresh(&fleet.load(), &knobs, clock.now()),
             () = stop.cancelled() => return,
+        }
+    }
+}
+
+/// The janitor of the token ledgers. A force-release means that a release was lost, which should not happen.
+async fn sweep_token_charges(world: Arc<World>, clock: Clock, stop: CancellationToken) {
+    let mut beat = tokio::time::interval(JANITOR_BEAT);
+    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = beat.tick() => {}
+            () = stop.cancelled() => return,
+        }
+        for swept in world.ledger.sweep(clock.now()) {
+            let side = if swept.decode { "decode" } else { "prefill" };
+            let (request_id, pod, tokens, age_s) = (swept.request_id, swept.pod, swept.tokens, swept.age.as_secs());
+            match swept.reason {
+                SweepReason::Expired => {
+                    world.metrics.token_charge_forced(side);
+                    tracing::warn!(request_id, pod, side, tokens, age_s, "token charge force-released after its TTL");
+                }
+                SweepReason::LeaseEnded => {
+                    tracing::debug!(request_id, pod, tokens, age_s, "the lease of stranded KV blocks is over");
+                }
+            }
         }
     }
 }

@@ -23,10 +23,11 @@ use serde_json::{Value, json};
 
 pub use ready::Readiness;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Tick};
 use crate::fleet::{Fleet, Snapshot};
 use crate::knobs::Report;
-use crate::telemetry::{FleetGauges, Metrics, ModelGauge, PodGauge};
+use crate::load::TokenLoad;
+use crate::telemetry::{FleetGauges, Metrics, ModelGauge, PodGauge, TokenGauge};
 
 /// Lists what is wrong with the fleet's manifests, one sentence each.
 pub type Problems = Arc<dyn Fn() -> Vec<String> + Send + Sync>;
@@ -94,6 +95,7 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
             prefills: load.prefills,
             running: load.running,
             pending: load.pending,
+            tokens: token_gauge(&pod.state.load.tokens, now),
             metrics_age: pod.state.signals.load().at.map(|at| now.since(at)),
         }
     });
@@ -104,6 +106,15 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
             .map(|model| ModelGauge { name: Arc::clone(&model.name), replicas: model.routable.len() })
             .collect(),
     }
+}
+
+/// A pod without any charge for this long has no token series.
+const TOKEN_SERIES_LINGER: Duration = Duration::from_mins(1);
+
+fn token_gauge(load: &TokenLoad, now: Tick) -> Option<TokenGauge> {
+    let (view, touched) = (load.view(), load.touched()?);
+    let shown = !view.is_zero() || now.since(touched) <= TOKEN_SERIES_LINGER;
+    shown.then_some(TokenGauge { active: view.active, kv: view.kv, stranded: view.stranded, decode: view.decode })
 }
 
 /// The process is alive; whether it wants traffic is [`ready::readyz`]'s business.

@@ -29,7 +29,8 @@ pub(super) fn questions(model: &Model, gateway: &PdKnobs) -> Vec<Question> {
     let config = model.config.as_deref();
     // The configuration answers for every request as soon as it has a default.
     let without = config.is_none_or(|config| config.profile(None).is_none()) && enabled(gateway);
-    let named = config.into_iter().flat_map(|config| config.profiles.values()).filter(|profile| enabled(&profile.knobs));
+    let named =
+        config.into_iter().flat_map(|config| config.profiles.values()).filter(|profile| enabled(&profile.knobs));
     let named = named.map(|profile| (Some(Arc::clone(&profile.name)), profile.knobs.bucket_serve_mode));
     let without = without.then_some((None, gateway.bucket_serve_mode));
     without

@@ -85,9 +85,8 @@ impl ModelBands {
     }
 
     fn publish(&self, plans: Vec<ProfilePlan>) {
-        let same = |old: &ProfilePlan, new: &ProfilePlan| {
-            old.profile == new.profile && Arc::ptr_eq(&old.plan, &new.plan)
-        };
+        let same =
+            |old: &ProfilePlan, new: &ProfilePlan| old.profile == new.profile && Arc::ptr_eq(&old.plan, &new.plan);
         let live = self.plans.load();
         if live.len() != plans.len() || !live.iter().zip(&plans).all(|(old, new)| same(old, new)) {
             self.plans.store(Arc::new(plans));

@@ -119,7 +119,9 @@ impl Plan {
             .collect();
         let mut wanted: Vec<BTreeMap<usize, f64>> = vec![BTreeMap::new(); segments.len()];
         for share in fair::divide(&segment_weights, &classes) {
-            let (Some(wanted), Some(class)) = (wanted.get_mut(share.segment), classes.get(share.class)) else { continue };
+            let (Some(wanted), Some(class)) = (wanted.get_mut(share.segment), classes.get(share.class)) else {
+                continue;
+            };
             for member in members.get(share.class).into_iter().flat_map(|(_, members)| members) {
                 *wanted.entry(*member).or_default() += share.amount * capacity(member) / class.capacity;
             }

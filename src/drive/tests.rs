@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,10 +11,9 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::discovery::{PodReader, read_documents};
-use crate::exchange::{Adapter, Budget, RoutePlan};
+use crate::exchange::{Adapter, RoutePlan};
 use crate::fleet::{Fleet, Snapshot, build};
 use crate::knobs::{Environment, Knobs};
-use crate::prefix::PrefixIndex;
 use crate::telemetry::Metrics;
 
 struct Nothing;
@@ -100,16 +98,7 @@ async fn interop_15b_the_decode_engine_gets_the_request_and_then_a_hang_up() {
     let specs: Vec<_> = documents.pods.iter().filter_map(|pod| reader.read(pod).spec).collect();
     let fleet = Fleet::default();
     fleet.store(build(&Snapshot::default(), &specs, &mut 0));
-    let world = Arc::new(World {
-        fleet: Arc::new(fleet),
-        prefix: Arc::new(PrefixIndex::new(&knobs.prefix)),
-        metrics: Arc::new(Metrics::new("gateway")),
-        buffered: Budget::new(knobs.limits.max_buffered_bytes),
-        streams: Budget::new(knobs.limits.max_streams),
-        hash_seed: 0,
-        attempts: AtomicU64::new(0),
-        knobs: Arc::new(knobs),
-    });
+    let world = Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(Metrics::new("gateway")), 0));
     let tasks = TaskTracker::new();
     let driver =
         Driver::new(Arc::clone(&world), Clock::system(), Seeds::new(1), Tracer::off(), tasks.clone(), Stops::default());

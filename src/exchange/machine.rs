@@ -15,9 +15,11 @@ use super::answer::Answer;
 use super::event::{Adapter, AnswerHead, Effect, Event, RequestHead};
 use super::plan::Plan;
 use crate::clock::Tick;
+use crate::engines::vllm::Handoff;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Fleet, Model, Pod};
 use crate::knobs::{Knobs, KvConnector};
+use crate::load::{Ledger, Sessions};
 use crate::prefix::PrefixIndex;
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::Charges;
@@ -42,6 +44,28 @@ pub struct World {
     pub hash_seed: u64,
     /// Numbers attempts, so that ids made from shared traces differ.
     pub attempts: AtomicU64,
+    /// Token charges of requests in flight, and of blocks that a lease still holds.
+    pub ledger: Arc<Ledger>,
+    /// Last prompt sizes of sessions.
+    pub sessions: Sessions,
+}
+
+impl World {
+    /// A world in which no request has begun. `hash_seed` seeds the prefix hashes and the session table.
+    pub fn new(knobs: Arc<Knobs>, fleet: Arc<Fleet>, metrics: Arc<Metrics>, hash_seed: u64) -> World {
+        World {
+            fleet,
+            prefix: Arc::new(PrefixIndex::new(&knobs.prefix)),
+            metrics,
+            buffered: Budget::new(knobs.limits.max_buffered_bytes),
+            streams: Budget::new(knobs.limits.max_streams),
+            hash_seed,
+            attempts: AtomicU64::new(0),
+            ledger: Arc::default(),
+            sessions: Sessions::new(knobs.max_sessions, hash_seed),
+            knobs,
+        }
+    }
 }
 
 enum State {
@@ -177,6 +201,9 @@ impl Exchange {
             }
             (State::Answering(mut answer), Event::AnswerChunk { data, end }) => {
                 answer.feed(&data, now, &mut self.record);
+                if let Some(charges) = &self.charges {
+                    charges.tokens.touch(now);
+                }
                 effects.push(Effect::ForwardChunk);
                 if end { self.end_answer(now, *answer, effects) } else { State::Answering(answer) }
             }
@@ -278,12 +305,23 @@ impl Exchange {
         self.refuse(now, ApiError::new(Reason::Internal, text), effects)
     }
 
+    /// The prefill pod holds KV blocks that its decode pod will not fetch: it never took the request. A 4xx is the
+    /// engine's own word, and an engine that refuses a request frees its blocks.
+    fn blocks_left_behind(&self, outcome: Outcome) -> bool {
+        self.record.handoff == Handoff::Relayed.label()
+            && matches!(outcome, Outcome::EngineStatus(500..) | Outcome::Failed(_))
+    }
+
     fn end(&mut self, now: Tick, outcome: Outcome, effects: &mut Vec<Effect>) -> State {
         self.record.timings.ended = Some(now);
         self.record.outcome = outcome;
-        match self.charges.take() {
-            Some(charges) if outcome == Outcome::Success => charges.decode.complete(),
-            charges => drop(charges),
+        if let Some(charges) = self.charges.take() {
+            if outcome == Outcome::Success {
+                charges.decode.complete();
+            }
+            if self.blocks_left_behind(outcome) {
+                charges.tokens.strand(now.plus(self.world.knobs.pd.kv_lease));
+            }
         }
         self.in_flight = None;
         self.reservation = Reservation::empty(&self.world.buffered);

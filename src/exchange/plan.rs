@@ -10,13 +10,13 @@ use super::prepare::{HashJob, PrepareJob};
 use crate::bands;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Engine, Model};
-use crate::knobs::{Knobs, PdKnobs, PrefillPolicy};
+use crate::knobs::{Knobs, PdKnobs};
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Splittable, Strategy, largest_bound};
 
 /// Tokens up to which a prompt is counted when adaptive bucket serving weighs it, even if no range ends there: the
 /// longest context of all but a few models, and about 40 ms of work. A longer prompt weighs one token more than this.
-const LONGEST_WEIGHED: u64 = 1 << 18;
+pub(super) const LONGEST_WEIGHED: u64 = 1 << 18;
 
 /// What was decided about a request before any pod is looked at.
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ impl Plan {
         {
             job.count = Some((text, limit));
         }
-        if self.splittable == Splittable::Yes && self.knobs.prefill_policy == PrefillPolicy::PrefixCache {
+        if self.splittable == Splittable::Yes && self.knobs.prefill_policy.looks_prefixes_up() {
             job.hash = Some(HashJob {
                 key,
                 tokenizer: knobs.prefix.tokenizer,

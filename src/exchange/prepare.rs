@@ -12,6 +12,9 @@ const INLINE_TOKENIZE_BYTES: usize = 8 * 1024;
 const INLINE_HASH_BLOCKS: usize = 4096;
 const INLINE_HASH_BYTES: usize = 1024 * 1024;
 
+/// Of a tiktoken key exactly, of text about.
+const BYTES_PER_TOKEN: u64 = 4;
+
 /// What to compute.
 #[derive(Debug, Default)]
 pub struct PrepareJob {
@@ -42,12 +45,14 @@ pub struct Prepared {
     /// Block hashes, empty if they were not asked for. Of a longer prompt, those of its first
     /// [`MAX_PROMPT_BLOCKS`] blocks: the index does not store more of one.
     pub hashes: BlockHashes,
+    /// Tokens of the prefix key: exact with the tiktoken tokenizer, a quarter of its bytes else. 0 if not asked for.
+    pub prefix_tokens: u64,
 }
 
 impl Prepared {
     /// Nothing is known about the prompt.
     pub fn unknown() -> Prepared {
-        Prepared { length: PromptLength::Unknown, hashes: BlockHashes::new() }
+        Prepared { length: PromptLength::Unknown, hashes: BlockHashes::new(), prefix_tokens: 0 }
     }
 }
 
@@ -76,15 +81,11 @@ impl PrepareJob {
                 }
             }
         };
-        let hashes = match self.hash {
-            None => BlockHashes::new(),
-            Some(job) => {
-                let bytes = tokenize(job.tokenizer, &job.key);
-                let longest = job.block_size.saturating_mul(MAX_PROMPT_BLOCKS);
-                block_hashes(bytes.get(..longest).unwrap_or(&bytes), job.block_size, job.seed)
-            }
-        };
-        Prepared { length, hashes }
+        let Some(job) = self.hash else { return Prepared { length, ..Prepared::unknown() } };
+        let bytes = tokenize(job.tokenizer, &job.key);
+        let longest = job.block_size.saturating_mul(MAX_PROMPT_BLOCKS);
+        let hashes = block_hashes(bytes.get(..longest).unwrap_or(&bytes), job.block_size, job.seed);
+        Prepared { length, hashes, prefix_tokens: bytes.len() as u64 / BYTES_PER_TOKEN }
     }
 }
 
@@ -119,6 +120,8 @@ mod tests {
     fn a_prompt_has_a_bounded_number_of_hashes() {
         assert_eq!(job(Tokenizer::Character, 400, 4).run().hashes.len(), 100);
         assert_eq!(job(Tokenizer::Character, MAX_PROMPT_BLOCKS + 9, 1).run().hashes.len(), MAX_PROMPT_BLOCKS);
-        assert_eq!(job(Tokenizer::Character, 9, usize::MAX).run(), Prepared::unknown());
+        let short = job(Tokenizer::Character, 9, usize::MAX).run();
+        assert_eq!(short, Prepared { prefix_tokens: 2, ..Prepared::unknown() });
+        assert_eq!(job(Tokenizer::Tiktoken, 800, 4).run().prefix_tokens, 100, "eight x are one token");
     }
 }

@@ -1,11 +1,11 @@
 //! Orders of events, as tables and as random walks. The oracle after each: one `End` at most, and nothing charged.
 
+mod bands;
 mod disorder;
 mod limits;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -17,7 +17,6 @@ use crate::engines::leg::{LegFailure, LegOutcome};
 use crate::error::Reason;
 use crate::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
 use crate::knobs::{Environment, Knobs};
-use crate::prefix::PrefixIndex;
 use crate::telemetry::{Metrics, Outcome, RequestRecord};
 
 struct Nothing;
@@ -60,16 +59,7 @@ fn world_with(specs: &[PodSpec], change: impl FnOnce(&mut Knobs)) -> Arc<World> 
     change(&mut knobs);
     let fleet = Fleet::default();
     fleet.store(build(&Snapshot::default(), specs, &mut 0));
-    Arc::new(World {
-        fleet: Arc::new(fleet),
-        prefix: Arc::new(PrefixIndex::new(&knobs.prefix)),
-        metrics: Arc::new(Metrics::new("gateway")),
-        buffered: Budget::new(knobs.limits.max_buffered_bytes),
-        streams: Budget::new(knobs.limits.max_streams),
-        hash_seed: 0,
-        attempts: AtomicU64::new(0),
-        knobs: Arc::new(knobs),
-    })
+    Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(Metrics::new("gateway")), 0))
 }
 
 fn world() -> Arc<World> {
@@ -496,7 +486,7 @@ fn make(kind: u8) -> Event {
         14 => Event::BodyTooLarge,
         15 => Event::Misconfigured("mend it".to_owned()),
         16 => gone_after(prefill_ok()),
-        _ => Event::Prepared(Prepared { length: crate::routing::PromptLength::Unknown, hashes: Vec::new() }),
+        _ => Event::Prepared(Prepared::unknown()),
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy, STRATEGIES};
+use crate::knobs::{BucketServeMode, DecodePolicy, MAX_TOKENS, PdKnobs, PrefillPolicy, STRATEGIES};
 
 /// The annotation is not usable as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -179,13 +179,6 @@ const LATER: &[&str] = &[
     "promptTokensLt",
     "maxTokensGte",
     "maxTokensLt",
-    "bucketServe",
-    "bucketServeMode",
-    "tokenLoadKVWeight",
-    "tokenLoadRequestCost",
-    "tokenLoadTTLSeconds",
-    "tokenLoadSessionTTLSeconds",
-    "hybridCacheLoadFactor",
     "decodeAbortTimeout",
     "decodeAbortRetryDelay",
     "decodeFirstResponseTimeout",
@@ -267,14 +260,26 @@ impl<'a> Fields<'a> {
         let mut knobs = base.clone();
         let k = &mut knobs;
         self.knob("promptLengthBucketing", "true or false", Value::as_bool, &mut k.prompt_length_bucketing);
+        self.knob("bucketServe", "true or false", Value::as_bool, &mut k.bucket_serve);
+        self.knob("bucketServeMode", "throughput or rps", bucket_serve_mode, &mut k.bucket_serve_mode);
         self.knob(
             "prefillRequestTimeout",
             "a whole number of seconds above 0",
-            |value| positive_whole(value).map(Duration::from_secs),
+            |value| seconds_or_zero(value).filter(|time| !time.is_zero()),
             &mut k.prefill_request_timeout,
         );
-        self.knob("prefillScorePolicy", "prefix_cache or least_request", prefill_policy, &mut k.prefill_policy);
-        self.knob("decodeScorePolicy", "load_balancing or least_request", decode_policy, &mut k.decode_policy);
+        self.knob(
+            "prefillScorePolicy",
+            "prefix_cache, least_request, conductor, token_load or hybrid_cache_load",
+            prefill_policy,
+            &mut k.prefill_policy,
+        );
+        self.knob(
+            "decodeScorePolicy",
+            "load_balancing, least_request, conductor or token_load",
+            decode_policy,
+            &mut k.decode_policy,
+        );
         self.knob(
             "prefillLoadImbalanceMinSpread",
             "a whole number above 0",
@@ -288,6 +293,12 @@ impl<'a> Fields<'a> {
         self.knob("decodeLBWeightRunning", number, positive, &mut k.decode_weight_running);
         self.knob("decodeLBWeightThroughput", number, positive, &mut k.decode_weight_throughput);
         self.knob("minMatchPct", "a whole number from 0 to 100", percent, &mut k.min_match_pct);
+        self.knob("tokenLoadKVWeight", number, positive, &mut k.token_load_kv_weight);
+        self.knob("tokenLoadRequestCost", "a whole number above 0", positive_tokens, &mut k.token_load_request_cost);
+        let time = "a whole number of seconds, 0 or more";
+        self.knob("tokenLoadTTLSeconds", time, seconds_or_zero, &mut k.token_load_ttl);
+        self.knob("tokenLoadSessionTTLSeconds", time, seconds_or_zero, &mut k.token_load_session_ttl);
+        self.knob("hybridCacheLoadFactor", "a number from 0 to 1", share, &mut k.hybrid_cache_load_factor);
         // This one has a group of its own (reference section 2.4).
         if let Some(factor) = self.take(&["prefixCache"], "standardDeviationFactor", number, positive) {
             k.standard_deviation_factor = factor;
@@ -307,6 +318,19 @@ fn positive_whole(value: &Value) -> Option<u64> {
     whole(value).filter(|&number| number > 0).map(i64::unsigned_abs)
 }
 
+fn positive_tokens(value: &Value) -> Option<u64> {
+    positive_whole(value).filter(|tokens| *tokens <= MAX_TOKENS)
+}
+
+/// Bounded to 32 bits, so that no sum of times leaves the time line.
+fn seconds_or_zero(value: &Value) -> Option<Duration> {
+    whole(value).and_then(|seconds| u32::try_from(seconds).ok()).map(|seconds| Duration::from_secs(seconds.into()))
+}
+
+fn share(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|share| (0.0..=1.0).contains(share))
+}
+
 fn positive(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| number.is_finite() && *number > 0.0)
 }
@@ -316,19 +340,16 @@ fn percent(value: &Value) -> Option<u8> {
 }
 
 fn prefill_policy(value: &Value) -> Option<PrefillPolicy> {
-    match value.as_str()?.trim().to_ascii_lowercase().as_str() {
-        "prefix_cache" => Some(PrefillPolicy::PrefixCache),
-        "least_request" => Some(PrefillPolicy::LeastRequest),
-        _ => None,
-    }
+    PrefillPolicy::parse(&value.as_str()?.trim().to_ascii_lowercase())
 }
 
 fn decode_policy(value: &Value) -> Option<DecodePolicy> {
-    match value.as_str()?.trim().to_ascii_lowercase().as_str() {
-        "load_balancing" => Some(DecodePolicy::LoadBalancing),
-        "least_request" => Some(DecodePolicy::LeastRequest),
-        _ => None,
-    }
+    DecodePolicy::parse(&value.as_str()?.trim().to_ascii_lowercase())
+}
+
+/// Exactly one of the two names (reference section 2.4).
+fn bucket_serve_mode(value: &Value) -> Option<BucketServeMode> {
+    [BucketServeMode::Throughput, BucketServeMode::Rps].into_iter().find(|mode| value.as_str() == Some(mode.name()))
 }
 
 /// A value for a warning, cut to a readable length.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,10 +14,9 @@ use tokio_util::task::TaskTracker;
 use super::serve;
 use crate::clock::Clock;
 use crate::drive::{Driver, Stops};
-use crate::exchange::{Budget, World};
+use crate::exchange::World;
 use crate::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
 use crate::knobs::{Environment, Knobs, Secret};
-use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
 use crate::telemetry::{FleetGauges, Metrics, Tracer};
 
@@ -73,16 +71,7 @@ async fn front(change: impl FnOnce(&mut Knobs)) -> Front {
     let pod_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let fleet = Fleet::default();
     fleet.store(build(&Snapshot::default(), &[pod(pod_listener.local_addr().unwrap())], &mut 0));
-    let world = Arc::new(World {
-        fleet: Arc::new(fleet),
-        prefix: Arc::new(PrefixIndex::new(&knobs.prefix)),
-        metrics: Arc::new(Metrics::new("gateway")),
-        buffered: Budget::new(knobs.limits.max_buffered_bytes),
-        streams: Budget::new(knobs.limits.max_streams),
-        hash_seed: 0,
-        attempts: AtomicU64::new(0),
-        knobs: Arc::new(knobs),
-    });
+    let world = Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(Metrics::new("gateway")), 0));
     let (tasks, cut) = (TaskTracker::new(), CancellationToken::new());
     let tracer = Tracer::off();
     let driver = Driver::new(

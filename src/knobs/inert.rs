@@ -9,16 +9,7 @@ pub(super) const INERT: &[(&str, &str)] = &[
     ("AIBRIX_PROMETHEUS_QUERY_INTERVAL_MS", OWN_RATES),
     ("REDIS_HOST", LOCAL_PLANE),
     ("REDIS_URL", LOCAL_PLANE),
-    ("AIBRIX_BUCKET_SERVE", BANDS),
-    ("AIBRIX_BUCKET_SERVE_MODE", BANDS),
-    ("AIBRIX_TOKEN_LOAD_KV_WEIGHT", TOKEN_LOAD),
-    ("AIBRIX_TOKEN_LOAD_REQUEST_COST", TOKEN_LOAD),
-    ("AIBRIX_TOKEN_LOAD_TTL_SECONDS", TOKEN_LOAD),
-    ("AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS", TOKEN_LOAD),
-    ("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", TOKEN_LOAD),
-    ("AIBRIX_TOKEN_LOAD_SHARED_LEDGER", TOKEN_LOAD),
-    ("AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH", TOKEN_LOAD),
-    ("AIBRIX_HYBRID_CACHE_LOAD_FACTOR", "the policy hybrid_cache_load is not built yet"),
+    ("AIBRIX_TOKEN_LOAD_SHARED_LEDGER", LOCAL_PLANE),
     ("AIBRIX_DECODE_ABORT_TIMEOUT", WATCHDOG),
     ("AIBRIX_DECODE_ABORT_RETRY_DELAY", WATCHDOG),
     ("AIBRIX_DECODE_FIRST_RESPONSE_TIMEOUT", WATCHDOG),
@@ -43,8 +34,6 @@ pub(super) const INERT: &[(&str, &str)] = &[
 
 const OWN_RATES: &str = "rates are taken from this replica's own samples of the engine metrics";
 const LOCAL_PLANE: &str = "replicas do not share state in this version, each balances on what it knows itself";
-const BANDS: &str = "adaptive bucket serving is not built yet";
-const TOKEN_LOAD: &str = "the policies that count tokens are not built yet";
 const WATCHDOG: &str = "decode time-outs and aborts are not built yet";
 const TRT: &str = "TensorRT-LLM is not built yet";
 const REMOTE: &str = "remote tokenizers and KV events are not supported";

@@ -20,6 +20,7 @@ use std::time::Duration;
 pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
 pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
+pub use parse::MAX_TOKENS;
 pub use read::STRATEGIES;
 
 #[cfg(test)]
@@ -32,14 +33,47 @@ pub enum PrefillPolicy {
     PrefixCache,
     /// Outstanding prefill requests only.
     LeastRequest,
+    /// Estimated time to the first token: queue, cached prefix, new tokens.
+    Conductor,
+    /// Prompt tokens that this gateway has charged to the pod.
+    TokenLoad,
+    /// `token_load`, discounted by the prefix match.
+    HybridCacheLoad,
 }
 
 impl PrefillPolicy {
+    /// Every policy, in the order of the PD document.
+    pub const ALL: [PrefillPolicy; 5] = [
+        PrefillPolicy::PrefixCache,
+        PrefillPolicy::LeastRequest,
+        PrefillPolicy::Conductor,
+        PrefillPolicy::TokenLoad,
+        PrefillPolicy::HybridCacheLoad,
+    ];
+
+    /// The policy of that exact name.
+    pub fn parse(name: &str) -> Option<PrefillPolicy> {
+        PrefillPolicy::ALL.into_iter().find(|policy| policy.name() == name)
+    }
+
+    /// Scores depend on what the prefix index knows.
+    pub fn looks_prefixes_up(self) -> bool {
+        matches!(self, PrefillPolicy::PrefixCache | PrefillPolicy::Conductor | PrefillPolicy::HybridCacheLoad)
+    }
+
+    /// Its requests are charged to the prefill token ledger; those of other policies never touch it.
+    pub fn charges_tokens(self) -> bool {
+        matches!(self, PrefillPolicy::TokenLoad | PrefillPolicy::HybridCacheLoad)
+    }
+
     /// The name in variables, profiles and logs.
     pub fn name(self) -> &'static str {
         match self {
             PrefillPolicy::PrefixCache => "prefix_cache",
             PrefillPolicy::LeastRequest => "least_request",
+            PrefillPolicy::Conductor => "conductor",
+            PrefillPolicy::TokenLoad => "token_load",
+            PrefillPolicy::HybridCacheLoad => "hybrid_cache_load",
         }
     }
 }
@@ -51,14 +85,53 @@ pub enum DecodePolicy {
     LoadBalancing,
     /// Running plus pending requests only.
     LeastRequest,
+    /// Estimated time between tokens: throughput, batch, pressure on the KV cache.
+    Conductor,
+    /// Prompt tokens that this gateway has charged to the pod, and an estimate of the output so far.
+    TokenLoad,
 }
 
 impl DecodePolicy {
+    /// Every policy, in the order of the PD document.
+    pub const ALL: [DecodePolicy; 4] =
+        [DecodePolicy::LoadBalancing, DecodePolicy::LeastRequest, DecodePolicy::Conductor, DecodePolicy::TokenLoad];
+
+    /// The policy of that exact name.
+    pub fn parse(name: &str) -> Option<DecodePolicy> {
+        DecodePolicy::ALL.into_iter().find(|policy| policy.name() == name)
+    }
+
+    /// Its requests are charged to the decode token ledger; those of other policies never touch it.
+    pub fn charges_tokens(self) -> bool {
+        self == DecodePolicy::TokenLoad
+    }
+
     /// The name in variables, profiles and logs.
     pub fn name(self) -> &'static str {
         match self {
             DecodePolicy::LoadBalancing => "load_balancing",
             DecodePolicy::LeastRequest => "least_request",
+            DecodePolicy::Conductor => "conductor",
+            DecodePolicy::TokenLoad => "token_load",
+        }
+    }
+}
+
+/// The unit in which adaptive bucket serving divides the traffic (`AIBRIX_BUCKET_SERVE_MODE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BucketServeMode {
+    /// Prompt tokens.
+    Throughput,
+    /// Requests.
+    Rps,
+}
+
+impl BucketServeMode {
+    /// The name in variables, profiles and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            BucketServeMode::Throughput => "throughput",
+            BucketServeMode::Rps => "rps",
         }
     }
 }
@@ -86,6 +159,10 @@ pub enum Tokenizer {
 pub struct PdKnobs {
     /// `AIBRIX_PROMPT_LENGTH_BUCKETING` (false); profile field `promptLengthBucketing`.
     pub prompt_length_bucketing: bool,
+    /// `AIBRIX_BUCKET_SERVE` (false); profile field `bucketServe`. Acts only on top of bucketing.
+    pub bucket_serve: bool,
+    /// `AIBRIX_BUCKET_SERVE_MODE` (`throughput`); profile field `bucketServeMode`.
+    pub bucket_serve_mode: BucketServeMode,
     /// `AIBRIX_PREFILL_REQUEST_TIMEOUT` (30 s): the whole prefill exchange.
     pub prefill_request_timeout: Duration,
     /// `AIBRIX_PREFILL_SCORE_POLICY` (`prefix_cache`).
@@ -108,6 +185,22 @@ pub struct PdKnobs {
     pub min_match_pct: u8,
     /// `AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR` (1): a prefill pod above mean + factor·σ is skipped.
     pub standard_deviation_factor: f64,
+    /// `AIBRIX_TOKEN_LOAD_KV_WEIGHT` (0.3): weight of resident KV tokens in the prefill token load.
+    pub token_load_kv_weight: f64,
+    /// `AIBRIX_TOKEN_LOAD_REQUEST_COST` (3500, tokens): added to every prefill token charge.
+    pub token_load_request_cost: u64,
+    /// `AIBRIX_TOKEN_LOAD_TTL_SECONDS` (3600 s): a token charge without activity for longer is force-released. Zero
+    /// (only a profile can say so): never.
+    pub token_load_ttl: Duration,
+    /// `AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS` (1800 s): how long a session's last prompt size counts. Zero: never.
+    pub token_load_session_ttl: Duration,
+    /// `AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH` (true): the decode token load includes the estimated output so far.
+    pub decode_output_growth: bool,
+    /// `AIBRIX_HYBRID_CACHE_LOAD_FACTOR` (0.5, 0 to 1): discount of a full prefix match in `hybrid_cache_load`.
+    pub hybrid_cache_load_factor: f64,
+    /// `TANDEM_KV_LEASE_SECONDS` (30 s): how long a prefill pod keeps the KV blocks of a request that its decode pod
+    /// never took over; they stay charged for so long.
+    pub kv_lease: Duration,
     /// `AIBRIX_KV_CONNECTOR_TYPE` (`shfs`); a prefill pod's label `model.aibrix.ai/kv-connector-type` wins.
     pub kv_connector: KvConnector,
 }
@@ -116,6 +209,8 @@ impl Default for PdKnobs {
     fn default() -> Self {
         PdKnobs {
             prompt_length_bucketing: false,
+            bucket_serve: false,
+            bucket_serve_mode: BucketServeMode::Throughput,
             prefill_request_timeout: Duration::from_secs(30),
             prefill_policy: PrefillPolicy::PrefixCache,
             decode_policy: DecodePolicy::LoadBalancing,
@@ -127,6 +222,13 @@ impl Default for PdKnobs {
             decode_weight_throughput: 1.0,
             min_match_pct: 0,
             standard_deviation_factor: 1.0,
+            token_load_kv_weight: 0.3,
+            token_load_request_cost: 3500,
+            token_load_ttl: Duration::from_hours(1),
+            token_load_session_ttl: Duration::from_mins(30),
+            decode_output_growth: true,
+            hybrid_cache_load_factor: 0.5,
+            kv_lease: Duration::from_secs(30),
             kv_connector: KvConnector::Shfs,
         }
     }
@@ -253,6 +355,10 @@ pub struct Knobs {
     pub log: LogKnobs,
     /// Gateway-wide defaults of the per-request knobs.
     pub pd: Arc<PdKnobs>,
+    /// `AIBRIX_TOKEN_LOAD_MAX_SESSIONS` (100000): sessions whose last prompt size is remembered.
+    pub max_sessions: usize,
+    /// `TANDEM_EXPLAIN` (false): the request header `x-tandem-explain: 1` is answered.
+    pub explain: bool,
     /// Bounds.
     pub limits: Limits,
     /// Shutdown.

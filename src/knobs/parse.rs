@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::BucketServeMode;
+
 /// What was expected instead.
 pub(super) type Expected = &'static str;
 
@@ -34,6 +36,28 @@ pub(super) fn positive_number(text: &str) -> Result<f64, Expected> {
 /// A whole percentage.
 pub(super) fn percentage(text: &str) -> Result<u8, Expected> {
     text.parse().ok().filter(|percent| *percent <= 100).ok_or("a whole number from 0 to 100")
+}
+
+/// Most tokens that one charge can be given: many of them still add up without overflow.
+pub const MAX_TOKENS: u64 = 1 << 40;
+
+/// A number of tokens above 0.
+pub(super) fn positive_tokens(text: &str) -> Result<u64, Expected> {
+    positive_integer(text).and_then(|tokens| if tokens <= MAX_TOKENS { Ok(tokens) } else { Err("fewer tokens") })
+}
+
+/// A number from 0 to 1, both included.
+pub(super) fn share(text: &str) -> Result<f64, Expected> {
+    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or("a number from 0 to 1")
+}
+
+/// The unit of adaptive bucket serving, in any case.
+pub(super) fn bucket_serve_mode(text: &str) -> Result<BucketServeMode, Expected> {
+    match text.to_ascii_lowercase().as_str() {
+        "throughput" => Ok(BucketServeMode::Throughput),
+        "rps" => Ok(BucketServeMode::Rps),
+        _ => Err("throughput or rps"),
+    }
 }
 
 /// Any unsigned 64-bit number.

@@ -19,10 +19,6 @@ const SHOWN_CHARS: usize = 80;
 /// Strategies that `ROUTING_ALGORITHM` and profiles may name; a test holds them equal to `routing::Strategy`.
 pub const STRATEGIES: [&str; 3] = ["pd", "random", "least-request"];
 
-/// Policies of the document that this version does not have.
-const LATER_PREFILL_POLICIES: &[&str] = &["conductor", "token_load", "hybrid_cache_load"];
-const LATER_DECODE_POLICIES: &[&str] = &["conductor", "token_load"];
-
 /// Reads settings one by one and keeps the report.
 pub(super) struct Reader<'a> {
     environment: &'a dyn Environment,
@@ -207,6 +203,9 @@ impl Knobs {
         let log = read_log(&mut reader);
         let mut refusals = Vec::new();
         let pd = Arc::new(read_pd(&mut reader, &mut refusals));
+        let max_sessions =
+            reader.value("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", 100_000, parse::positive_size, usize::to_string);
+        let explain = reader.value("TANDEM_EXPLAIN", false, parse::boolean, bool::to_string);
         let limits = read_limits(&mut reader);
         let drain = Drain {
             propagation: reader.value(
@@ -231,6 +230,8 @@ impl Knobs {
             ttft_threshold,
             log,
             pd,
+            max_sessions,
+            explain,
             limits,
             drain,
             scrape,
@@ -267,23 +268,28 @@ fn read_pd(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> PdKnobs {
             parse::boolean,
             bool::to_string,
         ),
+        bucket_serve: reader.value("AIBRIX_BUCKET_SERVE", default.bucket_serve, parse::boolean, bool::to_string),
+        bucket_serve_mode: reader.value(
+            "AIBRIX_BUCKET_SERVE_MODE",
+            default.bucket_serve_mode,
+            parse::bucket_serve_mode,
+            |mode| mode.name().to_owned(),
+        ),
         prefill_request_timeout: reader.value(
             "AIBRIX_PREFILL_REQUEST_TIMEOUT",
             default.prefill_request_timeout,
             parse::seconds,
             secs,
         ),
-        prefill_policy: reader.choice_or_later(
+        prefill_policy: reader.choice(
             "AIBRIX_PREFILL_SCORE_POLICY",
             default.prefill_policy,
-            &[("prefix_cache", PrefillPolicy::PrefixCache), ("least_request", PrefillPolicy::LeastRequest)],
-            LATER_PREFILL_POLICIES,
+            &PrefillPolicy::ALL.map(|policy| (policy.name(), policy)),
         ),
-        decode_policy: reader.choice_or_later(
+        decode_policy: reader.choice(
             "AIBRIX_DECODE_SCORE_POLICY",
             default.decode_policy,
-            &[("load_balancing", DecodePolicy::LoadBalancing), ("least_request", DecodePolicy::LeastRequest)],
-            LATER_DECODE_POLICIES,
+            &DecodePolicy::ALL.map(|policy| (policy.name(), policy)),
         ),
         prefill_imbalance_min_spread: reader.value(
             "AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD",
@@ -314,6 +320,33 @@ fn read_pd(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> PdKnobs {
             "AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR",
             default.standard_deviation_factor,
         ),
+        token_load_kv_weight: number(reader, "AIBRIX_TOKEN_LOAD_KV_WEIGHT", default.token_load_kv_weight),
+        token_load_request_cost: reader.value(
+            "AIBRIX_TOKEN_LOAD_REQUEST_COST",
+            default.token_load_request_cost,
+            parse::positive_tokens,
+            u64::to_string,
+        ),
+        token_load_ttl: reader.value("AIBRIX_TOKEN_LOAD_TTL_SECONDS", default.token_load_ttl, parse::seconds, secs),
+        token_load_session_ttl: reader.value(
+            "AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS",
+            default.token_load_session_ttl,
+            parse::seconds_or_zero,
+            secs,
+        ),
+        decode_output_growth: reader.value(
+            "AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH",
+            default.decode_output_growth,
+            parse::boolean,
+            bool::to_string,
+        ),
+        hybrid_cache_load_factor: reader.value(
+            "AIBRIX_HYBRID_CACHE_LOAD_FACTOR",
+            default.hybrid_cache_load_factor,
+            parse::share,
+            f64::to_string,
+        ),
+        kv_lease: reader.value("TANDEM_KV_LEASE_SECONDS", default.kv_lease, parse::seconds_or_zero, secs),
         kv_connector: read_connector(reader, default.kv_connector, refusals),
     }
 }

@@ -112,12 +112,26 @@ fn good_values_are_taken() {
 fn r92_bad_values_keep_the_default() {
     let table = [
         ("AIBRIX_PREFILL_SCORE_POLICY", "Prefix_Cache"),
-        ("AIBRIX_PREFILL_SCORE_POLICY", "conductor"),
-        ("AIBRIX_PREFILL_SCORE_POLICY", "token_load"),
-        ("AIBRIX_PREFILL_SCORE_POLICY", "hybrid_cache_load"),
+        ("AIBRIX_PREFILL_SCORE_POLICY", "load_balancing"),
         ("AIBRIX_DECODE_SCORE_POLICY", "prefix_cache"),
-        ("AIBRIX_DECODE_SCORE_POLICY", "conductor"),
-        ("AIBRIX_DECODE_SCORE_POLICY", "token_load"),
+        ("AIBRIX_DECODE_SCORE_POLICY", "hybrid_cache_load"),
+        ("AIBRIX_BUCKET_SERVE", "on"),
+        ("AIBRIX_BUCKET_SERVE_MODE", "qps"),
+        ("AIBRIX_TOKEN_LOAD_KV_WEIGHT", "0"),
+        ("AIBRIX_TOKEN_LOAD_KV_WEIGHT", "-0.1"),
+        ("AIBRIX_TOKEN_LOAD_REQUEST_COST", "0"),
+        ("AIBRIX_TOKEN_LOAD_REQUEST_COST", "3.5"),
+        ("AIBRIX_TOKEN_LOAD_REQUEST_COST", "1099511627777"),
+        ("AIBRIX_TOKEN_LOAD_TTL_SECONDS", "0"),
+        ("AIBRIX_TOKEN_LOAD_TTL_SECONDS", "1h"),
+        ("AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS", "-1"),
+        ("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", "0"),
+        ("AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH", "no"),
+        ("AIBRIX_HYBRID_CACHE_LOAD_FACTOR", "1.01"),
+        ("AIBRIX_HYBRID_CACHE_LOAD_FACTOR", "NaN"),
+        ("AIBRIX_HYBRID_CACHE_LOAD_FACTOR", "-0.01"),
+        ("TANDEM_KV_LEASE_SECONDS", "30s"),
+        ("TANDEM_EXPLAIN", "yes"),
         ("AIBRIX_DECODE_LB_WEIGHT_RUNNING", "NaN"),
         ("AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT", "inf"),
         ("AIBRIX_DECODE_SCORE_RATIO_THRESHOLD", "-1.5"),
@@ -156,6 +170,49 @@ fn r92_bad_values_keep_the_default() {
         assert_eq!(setting.origin, Origin::DefaultAfterBadValue);
         assert_eq!(setting.value, super::tests::setting(&defaults, name).value, "{name}={value}");
     }
+}
+
+#[test]
+fn every_policy_can_be_named() {
+    for policy in PrefillPolicy::ALL {
+        let (knobs, report) = read(&[("AIBRIX_PREFILL_SCORE_POLICY", policy.name())]);
+        assert_eq!((knobs.pd.prefill_policy, report.config_errors), (policy, 0));
+    }
+    for policy in DecodePolicy::ALL {
+        let (knobs, report) = read(&[("AIBRIX_DECODE_SCORE_POLICY", policy.name())]);
+        assert_eq!((knobs.pd.decode_policy, report.config_errors), (policy, 0));
+    }
+}
+
+#[test]
+fn token_and_bucket_knobs_are_taken() {
+    let (knobs, report) = read(&[
+        ("AIBRIX_BUCKET_SERVE", "true"),
+        ("AIBRIX_BUCKET_SERVE_MODE", "RPS"),
+        ("AIBRIX_TOKEN_LOAD_KV_WEIGHT", "0.5"),
+        ("AIBRIX_TOKEN_LOAD_REQUEST_COST", "1"),
+        ("AIBRIX_TOKEN_LOAD_TTL_SECONDS", "3"),
+        ("AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS", "0"),
+        ("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", "7"),
+        ("AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH", "f"),
+        ("AIBRIX_HYBRID_CACHE_LOAD_FACTOR", "0"),
+        ("TANDEM_KV_LEASE_SECONDS", "480"),
+        ("TANDEM_EXPLAIN", "1"),
+    ]);
+    assert_eq!(report.warnings, Vec::<String>::new());
+    let expected = PdKnobs {
+        bucket_serve: true,
+        bucket_serve_mode: BucketServeMode::Rps,
+        token_load_kv_weight: 0.5,
+        token_load_request_cost: 1,
+        token_load_ttl: Duration::from_secs(3),
+        token_load_session_ttl: Duration::ZERO,
+        decode_output_growth: false,
+        hybrid_cache_load_factor: 0.0,
+        kv_lease: Duration::from_mins(8),
+        ..PdKnobs::default()
+    };
+    assert_eq!((&*knobs.pd, knobs.max_sessions, knobs.explain), (&expected, 7, true));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::tokens::TokenLoad;
 use crate::fleet::PodState;
 
 /// The in-flight work that this replica has put on one pod incarnation.
@@ -15,6 +16,8 @@ pub struct LoadCell {
     decodes: AtomicU64,
     /// Requests completed on this pod through this gateway; only grows.
     completed: AtomicU64,
+    /// What the policies that count tokens have charged.
+    pub tokens: TokenLoad,
 }
 
 /// The values of a [`LoadCell`] at one moment.

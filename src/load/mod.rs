@@ -5,8 +5,15 @@
 
 mod cell;
 mod commit;
+mod ledger;
+mod sessions;
+mod starts;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 pub use cell::{DecodeCharge, LoadCell, LoadView, PrefillCharge};
 pub use commit::{Commit, CommitToken};
+pub use ledger::{Ledger, Swept, TokenCharges};
+pub use sessions::{MAX_SESSION_KEY, Sessions};
+pub use tokens::{SweepReason, TokenCharge, TokenLoad, TokenView};

@@ -1,5 +1,7 @@
 //! Charges and the commit step under interleaving, alone and with threads.
 
+mod tokens;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -5,23 +5,32 @@ use std::sync::Arc;
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
 use super::{
-    Context, Decision, FastPaths, RoutingError, Scores, SingleReason, Strategy, Target, band, combined, decode, pair, plain,
-    prefill, unsplittable,
+    Context, Decision, FastPaths, RequestFacts, RoutingError, Scores, SingleReason, Strategy, Target, TokenCost, band,
+    combined, decode, pair, plain, prefill, unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::PdKnobs;
 use crate::rng::Rng;
 
+/// Everything about a selection that does not change while it is decided, perhaps several times.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question<'a> {
+    pub(super) model: &'a Model,
+    pub(super) request: &'a RequestFacts<'a>,
+    pub(super) strategy: Strategy,
+    pub(super) knobs: &'a PdKnobs,
+    pub(super) context: Context<'a>,
+    /// The roleset that the plan has for the request's length.
+    pub(super) band: Option<&'a Arc<str>>,
+}
+
 /// Decides on the loads as they are now.
 pub(super) fn decide(
-    model: &Model,
+    question: Question<'_>,
     pool: &Pool<'_>,
     matches: &prefill::Matches,
-    band: Option<&Arc<str>>,
-    strategy: Strategy,
-    knobs: &PdKnobs,
-    context: Context<'_>,
 ) -> Result<Decision, RoutingError> {
+    let Question { request, strategy, knobs, context, .. } = question;
     let mut rng = Rng::new(context.seed);
     let single = |pod: &Arc<Pod>, reason, candidates, scores, fast_paths| Decision {
         target: Target::Single { pod: Arc::clone(pod), reason },
@@ -32,6 +41,7 @@ pub(super) fn decide(
         prefix_match_pct: None,
         candidates: (0, candidates),
         scores,
+        tokens: TokenCost::default(),
     };
     let decision = match pool {
         Pool::Any(pods) => plain::pick(pods, strategy, context, &mut rng).map(|(pod, count)| {
@@ -48,8 +58,12 @@ pub(super) fn decide(
             let scores = Scores { decode_count: plain::in_flight(pod, context), ..Scores::default() };
             single(pod, *reason, pods.len(), scores, FastPaths::default())
         }),
-        Pool::DecodeOnly(decodes) => unsplittable::decode_only(decodes, knobs, context, &mut rng)
-            .map(|(pod, scores, fast_paths)| single(pod, SingleReason::DecodeOnly, decodes.len(), scores, fast_paths)),
+        Pool::DecodeOnly(decodes) => {
+            unsplittable::decode_only(decodes, knobs, context, &mut rng).map(|(pod, scores, fast_paths)| {
+                let tokens = TokenCost { prefill: None, decode: decode::charge(request, knobs) };
+                Decision { tokens, ..single(pod, SingleReason::DecodeOnly, decodes.len(), scores, fast_paths) }
+            })
+        }
         Pool::Pairs { prefills, decodes, combined } => {
             if let Some((pod, score)) = combined::idle_instead_of_loaded(combined, prefills, decodes, context, &mut rng)
             {
@@ -57,7 +71,7 @@ pub(super) fn decide(
                 let scores = Scores { decode: Some(score), decode_count: count, ..Scores::default() };
                 Some(single(pod, SingleReason::CombinedIdle, combined.len(), scores, FastPaths::default()))
             } else {
-                pick_pair(model, prefills, decodes, matches, band, knobs, context, &mut rng)
+                pick_pair(question, prefills, decodes, matches, &mut rng)
             }
         }
     };
@@ -66,17 +80,14 @@ pub(super) fn decide(
     decision.ok_or(RoutingError::NoPods)
 }
 
-#[allow(clippy::too_many_arguments, reason = "each is a part of the question of its own")]
 fn pick_pair(
-    model: &Model,
+    question: Question<'_>,
     prefills: &[Candidate<'_>],
     decodes: &[Candidate<'_>],
     matches: &prefill::Matches,
-    band: Option<&Arc<str>>,
-    knobs: &PdKnobs,
-    context: Context<'_>,
     rng: &mut Rng,
 ) -> Option<Decision> {
+    let Question { model, request, knobs, context, .. } = question;
     let rolesets = model.rolesets.len();
     let counts: Vec<u64> = prefills.iter().map(|candidate| candidate.pod.state.load.view().prefills).collect();
     let facts = decode::Facts::read_all(decodes, context);
@@ -91,7 +102,10 @@ fn pick_pair(
         prefill_ids = vec![id];
         decode_ids.retain(|id| decodes.get(*id).is_some_and(|decode| decode.roleset == roleset));
     }
-    if let Some((id, check)) = decode::fast_path(&facts, &decode_ids, knobs, rng) {
+    // `token_load` replaces what these checks go by: a pod that holds one long prompt has the fewest requests.
+    if !knobs.decode_policy.charges_tokens()
+        && let Some((id, check)) = decode::fast_path(&facts, &decode_ids, knobs, rng)
+    {
         fast_paths.decode = Some(check);
         let roleset = decodes.get(id)?.roleset;
         decode_ids = vec![id];
@@ -99,11 +113,11 @@ fn pick_pair(
         prefill_ids.retain(|id| prefills.get(*id).is_some_and(|prefill| prefill.roleset == roleset));
     }
 
-    let band = band.map(|band| {
-        band::narrow(model, band, (prefills, &mut prefill_ids), (decodes, &mut decode_ids))
-    });
+    let band =
+        question.band.map(|band| band::narrow(model, band, (prefills, &mut prefill_ids), (decodes, &mut decode_ids)));
 
-    let prefill_scored = prefill::score(prefills, &counts, &prefill_ids, matches, knobs, rolesets, rng);
+    let scoring = prefill::Scoring { request, counts: &counts, matches, knobs, context, rolesets };
+    let prefill_scored = prefill::score(prefills, &prefill_ids, scoring, rng);
     let decode_scored = decode::score(&facts, &decode_ids, knobs);
     let mut decode_best = vec![Least::default(); rolesets];
     for (id, score) in decode_ids.iter().zip(&decode_scored.scores) {
@@ -122,13 +136,17 @@ fn pick_pair(
         band,
         prefix_match_pct: matches.raw(winner.prefill),
         candidates: (prefills.len(), decodes.len()),
+        tokens: TokenCost {
+            prefill: prefill::charge(request, matches.counted(winner.prefill, knobs), knobs),
+            decode: decode::charge(request, knobs),
+        },
         scores: Scores {
             prefill: Some(winner.prefill_score),
             decode: Some(winner.decode_score),
             total: Some(winner.total),
             prefill_count: counts.get(winner.prefill).copied()?,
             decode_count: decode_facts.count,
-            cold_start: decode_scored.any_fresh && !decode_facts.fresh,
+            cold_start: decode_scored.cold_start && !decode_facts.fresh,
         },
     })
 }

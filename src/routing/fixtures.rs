@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Context, PromptLength, RequestFacts, Splittable, Target};
+use super::{Context, RequestFacts, Target};
 use crate::clock::Tick;
 use crate::fleet::{
     BucketRange, Engine, Model, ModelConfig, PartialRoleset, Pod, PodKey, PodSpec, PodState, Profile, Role, Roleset,
@@ -157,7 +157,7 @@ pub(super) fn context(prefix: &PrefixIndex, seed: u64) -> Context<'_> {
 
 /// A request about which nothing special is known.
 pub(super) fn request() -> RequestFacts<'static> {
-    RequestFacts { length: PromptLength::Unknown, hashes: &[], splittable: Splittable::Yes, profile: None }
+    RequestFacts::default()
 }
 
 /// Fresh signals.

@@ -31,7 +31,7 @@ pub use bucket::largest_bound;
 use crate::clock::Tick;
 use crate::fleet::{Model, Pod};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
-use crate::load::{DecodeCharge, PrefillCharge};
+use crate::load::{DecodeCharge, PrefillCharge, TokenCharge, TokenCharges};
 use crate::prefix::PrefixIndex;
 
 /// A routing strategy (`routing-strategy`), by its exact name.
@@ -108,6 +108,27 @@ pub struct RequestFacts<'a> {
     pub splittable: Splittable,
     /// The profile whose per-pod fields (range, combined) count.
     pub profile: Option<&'a str>,
+    /// Size of the request as the token ledgers count it: one token per four bytes of its body.
+    pub prompt_tokens: u64,
+    /// Tokens of the prefix key that `hashes` stands for; 0 when it was not hashed.
+    pub prefix_tokens: u64,
+    /// By how many tokens the prompt of the request's session has grown, where that is known.
+    pub session_growth: Option<u64>,
+}
+
+impl Default for RequestFacts<'_> {
+    /// A request about which nothing special is known.
+    fn default() -> Self {
+        RequestFacts {
+            length: PromptLength::Unknown,
+            hashes: &[],
+            splittable: Splittable::Yes,
+            profile: None,
+            prompt_tokens: 0,
+            prefix_tokens: 0,
+            session_growth: None,
+        }
+    }
 }
 
 /// What a selection needs beside snapshot and request.
@@ -203,6 +224,15 @@ pub struct Scores {
     pub cold_start: bool,
 }
 
+/// What the token ledgers are charged; `None` where the policy does not count tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCost {
+    /// On the prefill pod.
+    pub prefill: Option<u64>,
+    /// On the decode pod.
+    pub decode: Option<u64>,
+}
+
 /// A selection that explains itself.
 #[derive(Clone, Debug)]
 pub struct Decision {
@@ -223,6 +253,8 @@ pub struct Decision {
     pub candidates: (usize, usize),
     /// How the winner was scored.
     pub scores: Scores,
+    /// What its pods are charged in tokens.
+    pub tokens: TokenCost,
 }
 
 /// The guards of one request's charges.
@@ -232,6 +264,8 @@ pub struct Charges {
     pub prefill: Option<PrefillCharge>,
     /// The decode or combined pod.
     pub decode: DecodeCharge,
+    /// What the token ledgers hold of it.
+    pub tokens: TokenCharges,
     /// How often another selection of the model committed first, so that this one decided again.
     pub conflicts: u32,
     /// True when it was charged without the check, after too many conflicts.
@@ -286,7 +320,8 @@ pub fn select(
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
     let matches = prefill::Matches::look_up(model, &pool, request, knobs, context.prefix);
     let band = band::look_up(model, request, knobs, context.seed);
-    cascade::decide(model, &pool, &matches, band.as_ref(), strategy, knobs, context)
+    let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
+    cascade::decide(question, &pool, &matches)
 }
 
 /// Selects and charges in one step: concurrent selections see each other's charges. What does not depend on loads
@@ -301,26 +336,37 @@ pub fn select_and_charge(
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
     let matches = prefill::Matches::look_up(model, &pool, request, knobs, context.prefix);
     let band = band::look_up(model, request, knobs, context.seed);
-    let decide = || cascade::decide(model, &pool, &matches, band.as_ref(), strategy, knobs, context);
+    let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
+    let decide = || cascade::decide(question, &pool, &matches);
     let mut conflicts = 0;
     while conflicts < MAX_CONFLICTS {
         let Some(token) = model.commit.begin() else { break };
         let decision = decide()?;
-        match model.commit.try_commit(token, || charge(&decision)) {
-            Some((prefill, decode)) => return Ok((decision, Charges { prefill, decode, conflicts, blind: false })),
+        match model.commit.try_commit(token, || charge(&decision, knobs, context.now)) {
+            Some(charges) => return Ok((decision, Charges { conflicts, ..charges })),
             None => conflicts += 1,
         }
     }
     let decision = decide()?;
-    let (prefill, decode) = model.commit.charge_blind(|| charge(&decision));
-    Ok((decision, Charges { prefill, decode, conflicts, blind: true }))
+    let charges = model.commit.charge_blind(|| charge(&decision, knobs, context.now));
+    Ok((decision, Charges { conflicts, blind: true, ..charges }))
 }
 
-fn charge(decision: &Decision) -> (Option<PrefillCharge>, DecodeCharge) {
-    match &decision.target {
-        Target::Pair { prefill, decode } => {
-            (Some(PrefillCharge::open(&prefill.state)), DecodeCharge::open(&decode.state))
-        }
-        Target::Single { pod, .. } => (None, DecodeCharge::open(&pod.state)),
+/// Charges everything that the decision costs, in the same step as the selection.
+fn charge(decision: &Decision, knobs: &PdKnobs, now: Tick) -> Charges {
+    let (prefill, decode) = match &decision.target {
+        Target::Pair { prefill, decode } => (Some(&prefill.state), &decode.state),
+        Target::Single { pod, .. } => (None, &pod.state),
+    };
+    let ttl = knobs.token_load_ttl;
+    let prefill_tokens =
+        prefill.zip(decision.tokens.prefill).map(|(pod, tokens)| TokenCharge::prefill(pod, tokens, now, ttl));
+    let decode_tokens = decision.tokens.decode.map(|tokens| TokenCharge::decode(decode, tokens, now, ttl));
+    Charges {
+        prefill: prefill.map(PrefillCharge::open),
+        decode: DecodeCharge::open(decode),
+        tokens: TokenCharges::new(prefill_tokens, decode_tokens),
+        conflicts: 0,
+        blind: false,
     }
 }

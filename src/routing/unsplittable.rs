@@ -20,7 +20,9 @@ pub(super) fn decode_only<'a>(
     let facts = decode::Facts::read_all(candidates, context);
     let mut ids: Vec<usize> = (0..candidates.len()).collect();
     let mut fast_paths = FastPaths::default();
-    if let Some((id, check)) = decode::fast_path(&facts, &ids, knobs, rng) {
+    if !knobs.decode_policy.charges_tokens()
+        && let Some((id, check)) = decode::fast_path(&facts, &ids, knobs, rng)
+    {
         fast_paths.decode = Some(check);
         ids = vec![id];
     }
@@ -30,7 +32,7 @@ pub(super) fn decode_only<'a>(
     let scores = Scores {
         decode: Some(score),
         decode_count: facts.count,
-        cold_start: scored.any_fresh && !facts.fresh,
+        cold_start: scored.cold_start && !facts.fresh,
         ..Scores::default()
     };
     Some((candidate.pod, scores, fast_paths))

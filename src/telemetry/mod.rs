@@ -12,7 +12,7 @@ mod trace;
 pub use labels::PodLabels;
 pub use metrics::{
     FleetGauges, InFlight, Limit, Metrics, ModelGauge, PodGauge, PrefillFailureClass, PrefillLeg, PrefillOutcome,
-    PrefillStage, PrefixIndexStats, metrics_markdown,
+    PrefillStage, PrefixIndexStats, TokenGauge, metrics_markdown,
 };
 pub use record::{Outcome, RequestRecord, Timings};
 pub use trace::{

@@ -166,6 +166,18 @@ metrics! {
         "Requests that this replica has handed over to the pod and that have not ended.";
     PodPending "tandem_pod_decode_pending" Gauge POD_NAME,
         "Requests charged to the pod whose prefill leg is under way.";
+    TokenActive "pd_token_load_active_tokens" Gauge POD_NAME,
+        "Prompt tokens (request cost included) of the prefill requests that the pod is computing, as charged by the policies that count tokens. Gone when the pod is, or had no charge for a minute.";
+    TokenKv "pd_token_load_kv_tokens" Gauge POD_NAME,
+        "The same of all requests whose KV blocks the prefill pod holds.";
+    TokenDecode "pd_token_load_decode_tokens" Gauge POD_NAME,
+        "Prompt tokens of the requests outstanding on the decode pod, as charged by `token_load`.";
+    TokenStranded "tandem_token_load_stranded_tokens" Gauge POD_NAME,
+        "The part of `pd_token_load_kv_tokens` whose request is over but whose decode pod never took the blocks: they stay until their lease ends.";
+    TokenForced "tandem_token_load_forced_releases_total" Counter &["side"],
+        "Token charges that the janitor took back because their request showed no activity for longer than the TTL.";
+    TokenSessions "tandem_token_load_sessions" Gauge &[],
+        "Sessions whose last prompt size is remembered.";
     PodMetricsAge "tandem_pod_metrics_age_seconds" Decimal POD_NAME,
         "Time since the pod's engine metrics were scraped; absent while they never were.";
 }

@@ -16,7 +16,9 @@ fn some(rng: &mut Rng, centre: f64, count: usize) -> Vec<u64> {
 fn absorbed(picture: &mut Picture, lengths: &[u64]) {
     let sketch = super::super::Sketch::default();
     sketch.replace(Some(Arc::new(Bins::new(Arc::clone(picture.layout())))));
-    lengths.iter().for_each(|length| sketch.observe(*length));
+    for length in lengths {
+        sketch.observe(*length);
+    }
     let mut increments = Increments::default();
     sketch.drain_into(&mut increments);
     picture.absorb(&increments);

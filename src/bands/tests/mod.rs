@@ -1,4 +1,5 @@
 mod following;
+mod model;
 
 mod optimum;
 mod planning;
@@ -57,9 +58,16 @@ fn parts(plan: &Plan, length: u64) -> Vec<(Option<Arc<str>>, f64)> {
             return parts;
         }
         let (mut low, mut high) = (start, end);
-        while (low + high) / 2.0 > low && (low + high) / 2.0 < high {
-            let middle = (low + high) / 2.0;
-            if ask(middle) == name { low = middle } else { high = middle }
+        loop {
+            let middle = f64::midpoint(low, high);
+            if middle <= low || middle >= high {
+                break;
+            }
+            if ask(middle) == name {
+                low = middle;
+            } else {
+                high = middle;
+            }
         }
         parts.push((name, high - start));
         start = high;

@@ -120,7 +120,9 @@ fn increments() -> impl Strategy<Value = Increments> {
     (prop::collection::vec(0u64..100_000, 0..40), 1u64..100_000).prop_map(|(lengths, border)| {
         let sketch = super::super::Sketch::default();
         sketch.replace(Some(Arc::new(Bins::new(Arc::new(Layout::new([border]))))));
-        lengths.iter().for_each(|length| sketch.observe(*length));
+        for length in &lengths {
+            sketch.observe(*length);
+        }
         let mut increments = Increments::default();
         sketch.drain_into(&mut increments);
         increments
@@ -129,7 +131,9 @@ fn increments() -> impl Strategy<Value = Increments> {
 
 fn merged(parts: &[&Increments]) -> Increments {
     let mut sum = Increments::default();
-    parts.iter().for_each(|part| sum.merge(part));
+    for part in parts {
+        sum.merge(part);
+    }
     sum
 }
 

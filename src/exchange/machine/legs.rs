@@ -17,7 +17,7 @@ use crate::error::{ApiError, Reason};
 use crate::exchange::admission::Reservation;
 use crate::exchange::answer;
 use crate::exchange::event::{Adapter, Effect, RoutePlan};
-use crate::exchange::headers::leg_headers;
+use crate::exchange::headers::{leg_headers, text};
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
 use crate::fleet::{Model, Pod};
@@ -28,6 +28,9 @@ use crate::telemetry::{Outcome, PrefillOutcome, PrefillStage};
 
 /// How long a decode pod has for taking in a request that nobody waits for.
 const DELIVERY: Duration = Duration::from_secs(1);
+
+/// What the token ledgers count as one token, bytes of the request body (the PD document, "Token Load Scoring Policy").
+const BYTES_PER_TOKEN: u64 = 4;
 
 impl Exchange {
     pub(super) fn route(
@@ -47,6 +50,9 @@ impl Exchange {
             hashes: &prepared.hashes,
             splittable: plan.splittable,
             profile: plan.profile.as_deref(),
+            prompt_tokens: self.record.body_bytes as u64 / BYTES_PER_TOKEN,
+            prefix_tokens: prepared.prefix_tokens,
+            session_growth: self.session_growth(now, &model, &plan),
         };
         let context = Context {
             now,
@@ -62,7 +68,8 @@ impl Exchange {
                 let text = format!("error on selecting target pod: {error}");
                 self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
             }
-            Ok((decision, charges)) => {
+            Ok((decision, mut charges)) => {
+                self.world.ledger.watch(&self.record.request_id, &mut charges.tokens);
                 self.record.timings.routed = Some(now);
                 if charges.conflicts > 0 {
                     self.world.metrics.selection_conflicts(u64::from(charges.conflicts));
@@ -87,6 +94,16 @@ impl Exchange {
         if let Some(band) = decision.band.as_ref().filter(|band| band.applied) {
             self.world.metrics.banded(&band.roleset, tokens);
         }
+    }
+
+    /// By how much the prompt of the request's session grew, for the policies that charge tokens.
+    fn session_growth(&self, now: Tick, model: &Model, plan: &Plan) -> Option<u64> {
+        if plan.strategy != Some(Strategy::Pd) || !plan.knobs.prefill_policy.charges_tokens() {
+            return None;
+        }
+        let key = self.head.as_ref().and_then(|head| text(&head.headers, "x-aibrix-session-key"))?;
+        let tokens = self.record.body_bytes as u64 / BYTES_PER_TOKEN;
+        self.world.sessions.grow(&model.name, key, tokens, plan.knobs.token_load_session_ttl, now)
     }
 
     fn start_legs(
@@ -149,6 +166,7 @@ impl Exchange {
         self.record.timings.prefill_end = Some(now);
         if let Some(charges) = &mut self.charges {
             charges.prefill = None;
+            charges.tokens.prefill_done(now);
         }
         let Routed { body: parsed, prefill, decode, connector, attempt, leg } = routed;
         let merged = engines::accept_prefill(outcome).and_then(|answer| {

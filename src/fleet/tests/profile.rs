@@ -4,7 +4,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use crate::fleet::{BucketRange, ModelConfig, Profile};
-use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
+use crate::knobs::{BucketServeMode, DecodePolicy, PdKnobs, PrefillPolicy};
 
 fn parse(text: &str) -> (ModelConfig, Vec<String>) {
     let (result, warnings) = ModelConfig::parse(text, &PdKnobs::default());
@@ -101,8 +101,17 @@ fn r92_bad_values_are_dropped_alone_with_one_warning() {
         r#""combined": 1"#,
         r#""promptLenBucketMaxLength": "2048""#,
         r#""prefillScorePolicy": "prefixcache""#,
-        r#""prefillScorePolicy": "conductor""#,
-        r#""decodeScorePolicy": "token_load""#,
+        r#""prefillScorePolicy": "conductor2""#,
+        r#""decodeScorePolicy": "hybrid_cache_load""#,
+        r#""bucketServe": "true""#,
+        r#""bucketServeMode": "RPS""#,
+        r#""tokenLoadKVWeight": 0"#,
+        r#""tokenLoadRequestCost": 0.5"#,
+        r#""tokenLoadRequestCost": 1e13"#,
+        r#""tokenLoadTTLSeconds": -1"#,
+        r#""tokenLoadTTLSeconds": 4294967296"#,
+        r#""tokenLoadSessionTTLSeconds": "1""#,
+        r#""hybridCacheLoadFactor": 1.01"#,
         r#""decodeScorePolicy": 1"#,
         r#""prefixCache": {"standardDeviationFactor": 0}"#,
         r#""prefixCache": 5"#,
@@ -150,7 +159,9 @@ fn every_knob_is_read_nested_and_flat() {
     let knobs = r#""promptLengthBucketing": true, "prefillRequestTimeout": 60, "prefillScorePolicy": " Least_Request ",
         "decodeScorePolicy": "least_request", "prefillLoadImbalanceMinSpread": 3, "decodeLoadImbalanceMinSpread": 4.5,
         "decodeThroughputImbalanceMinSpread": 100, "decodeScoreRatioThreshold": 2, "decodeLBWeightRunning": 0.5,
-        "decodeLBWeightThroughput": 0.25, "minMatchPct": 100"#;
+        "decodeLBWeightThroughput": 0.25, "minMatchPct": 100,
+        "bucketServe": true, "bucketServeMode": "rps", "tokenLoadKVWeight": 0.7, "tokenLoadRequestCost": 10,
+        "tokenLoadTTLSeconds": 0, "tokenLoadSessionTTLSeconds": 60, "hybridCacheLoadFactor": 1"#;
     let expected = PdKnobs {
         prompt_length_bucketing: true,
         prefill_request_timeout: Duration::from_mins(1),
@@ -164,6 +175,13 @@ fn every_knob_is_read_nested_and_flat() {
         decode_weight_throughput: 0.25,
         min_match_pct: 100,
         standard_deviation_factor: 2.0,
+        bucket_serve: true,
+        bucket_serve_mode: BucketServeMode::Rps,
+        token_load_kv_weight: 0.7,
+        token_load_request_cost: 10,
+        token_load_ttl: Duration::ZERO,
+        token_load_session_ttl: Duration::from_mins(1),
+        hybrid_cache_load_factor: 1.0,
         ..PdKnobs::default()
     };
     let factor = r#""prefixCache": {"standardDeviationFactor": 2}"#;

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     fn fresh(count: f64, throughput: Option<f64>, drain: Option<f64>) -> Facts {
-        Facts { own: count, count, fresh: true, throughput, drain, free: 100.0 }
+        Facts { own: count, count, fresh: true, throughput, drain, free: 100.0, ..Facts::default() }
     }
 
     fn run(facts: &[Facts]) -> Option<(usize, DecodeFastPath)> {
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn cold_pods_take_no_part_in_the_spread() {
-        let cold = Facts { own: 0.0, count: 0.0, fresh: false, throughput: None, drain: None, free: 100.0 };
+        let cold = Facts { free: 100.0, ..Facts::default() };
         assert_eq!(run(&[fresh(40.0, None, None), fresh(40.0, None, None), cold]), None);
         let chosen = run(&[fresh(40.0, None, None), fresh(20.0, None, None), cold]);
         assert_eq!(chosen, Some((1, DecodeFastPath::RequestSpread)), "the least of the known ones");

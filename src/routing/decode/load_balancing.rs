@@ -36,7 +36,8 @@ mod tests {
 
     #[test]
     fn formula() {
-        let facts = |count, throughput, free| Facts { own: count, count, fresh: true, throughput, drain: None, free };
+        let facts =
+            |count, throughput, free| Facts { own: count, count, fresh: true, throughput, free, ..Facts::default() };
         let knobs = PdKnobs { decode_weight_running: 2.0, decode_weight_throughput: 3.0, ..PdKnobs::default() };
         let norms = Norms { count: 10.0, throughput: 1000.0, free: 80.0 };
         for (facts, expected) in [
@@ -54,9 +55,9 @@ mod tests {
     #[test]
     fn norms_are_at_least_one() {
         assert_eq!(Norms::of(&[]), Norms { count: 1.0, throughput: 1.0, free: 1.0 });
-        let idle = Facts { own: 0.0, count: 0.0, fresh: true, throughput: Some(0.0), drain: None, free: 0.1 };
+        let idle = Facts { fresh: true, throughput: Some(0.0), free: 0.1, ..Facts::default() };
         assert_eq!(Norms::of(&[idle]), Norms { count: 1.0, throughput: 1.0, free: 1.0 });
-        let busy = Facts { own: 1.0, count: 7.0, fresh: true, throughput: Some(99.0), drain: None, free: 60.0 };
+        let busy = Facts { own: 1.0, count: 7.0, fresh: true, throughput: Some(99.0), free: 60.0, ..Facts::default() };
         assert_eq!(Norms::of(&[idle, busy]), Norms { count: 7.0, throughput: 99.0, free: 60.0 });
     }
 }

@@ -4,17 +4,20 @@
 //! plus other gateways' running requests while the signals are fresh. A pod without fresh signals is *cold*: it takes no
 //! part in the spreads, and scores by the cold-start rule as soon as one sibling is fresh.
 
+mod conductor;
 mod fast_path;
 mod least_request;
 mod load_balancing;
 mod score;
+mod token_load;
 
 pub(super) use fast_path::fast_path;
 pub(super) use score::score;
 
-use super::Context;
 use super::eligibility::Candidate;
+use super::{Context, RequestFacts};
 use crate::fleet::Pod;
+use crate::knobs::PdKnobs;
 
 /// No engine reports more of anything; larger values are cut here, so that sums and ratios stay finite.
 const CEILING: f64 = 1e12;
@@ -27,7 +30,7 @@ fn known(value: Option<f64>) -> Option<f64> {
 }
 
 /// What decisions look at in a decode pod.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Facts {
     /// Our own pending and running requests.
     pub(super) own: f64,
@@ -41,6 +44,12 @@ pub(super) struct Facts {
     pub(super) drain: Option<f64>,
     /// Free KV cache, whole percent, [`FULL`] at least; 100 when unknown.
     pub(super) free: f64,
+    /// Requests that the engine runs, by its own count.
+    pub(super) running: Option<f64>,
+    /// Prompt tokens charged here by `token_load`.
+    pub(super) tokens: f64,
+    /// Ages of the requests they belong to, summed up, seconds.
+    pub(super) open_seconds: f64,
 }
 
 /// Other gateways' running requests on a pod; 0 when not known.
@@ -56,18 +65,28 @@ pub(super) fn foreign(pod: &Pod, context: Context<'_>) -> f64 {
 impl Facts {
     /// Reads one pod.
     pub(super) fn read(pod: &Pod, context: Context<'_>) -> Facts {
-        let own = pod.state.load.view().decodes() as f64;
+        let load = &pod.state.load;
+        let own = load.view().decodes() as f64;
+        let ours = Facts {
+            own,
+            count: own,
+            free: 100.0,
+            tokens: load.tokens.view().decode as f64,
+            open_seconds: load.tokens.decode_ages(context.now).1,
+            ..Facts::default()
+        };
         let signals = pod.state.signals.load();
         if !signals.fresh(context.now, context.max_metric_age) {
-            return Facts { own, count: own, fresh: false, throughput: None, drain: None, free: 100.0 };
+            return ours;
         }
         Facts {
-            own,
             count: own + known(Some(signals.foreign_running)).unwrap_or(0.0),
             fresh: true,
             throughput: known(signals.generation_tps),
             drain: known(signals.drain_rate),
             free: known(signals.kv_usage).map_or(100.0, free_percent),
+            running: known(signals.running),
+            ..ours
         }
     }
 
@@ -81,6 +100,11 @@ impl Facts {
 fn free_percent(usage: f64) -> f64 {
     let free = (100.0 - 100.0 * usage).round();
     if free > 0.0 { free } else { FULL }
+}
+
+/// Tokens that the chosen decode pod is charged: the whole prompt, since it receives all of its KV cache.
+pub(super) fn charge(request: &RequestFacts<'_>, knobs: &PdKnobs) -> Option<u64> {
+    knobs.decode_policy.charges_tokens().then_some(request.prompt_tokens)
 }
 
 /// Decode requests per decode pod of each roleset.

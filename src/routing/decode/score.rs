@@ -1,7 +1,8 @@
 //! Step 4: scores of the decode candidates.
 
 use super::load_balancing::Norms;
-use super::{Facts, least_request, load_balancing};
+use super::token_load::Rates;
+use super::{Facts, conductor, least_request, load_balancing, token_load};
 use crate::knobs::{DecodePolicy, PdKnobs};
 
 /// Least value that scores are normalised with.
@@ -14,14 +15,14 @@ pub(in super::super) struct Scored {
     pub(in super::super) scores: Vec<f64>,
     /// The largest, at least 0.01: what scores are normalised with.
     pub(in super::super) max: f64,
-    /// Some candidate has fresh metrics, so the others scored by the cold-start rule.
-    pub(in super::super) any_fresh: bool,
+    /// The candidates without fresh metrics scored by the cold-start rule.
+    pub(in super::super) cold_start: bool,
 }
 
 /// Scores the candidates `ids`, indices into `facts`.
 ///
 /// - Cold start: when some candidate is fresh, one that is not scores `1.0 +` its own outstanding requests. When none
-///   is, all are scored by the policy, from our own counts.
+///   is, all are scored by the policy, from our own counts. `token_load` needs no metrics, so it has no cold start.
 /// - Not a number (weights can do that): `load_balancing` instead, then the count alone. No candidate is lost.
 /// - Infinite: twice the largest finite score before anything is normalised, so that it is the worst and the others
 ///   still differ.
@@ -29,14 +30,18 @@ pub(in super::super) fn score(facts: &[Facts], ids: &[usize], knobs: &PdKnobs) -
     let remaining = || ids.iter().filter_map(|id| facts.get(*id));
     let norms = Norms::of(remaining());
     let any_fresh = remaining().any(|facts| facts.fresh);
+    let counts_tokens = knobs.decode_policy == DecodePolicy::TokenLoad;
+    let rates = if counts_tokens { Rates::of(facts) } else { Rates::default() };
     let mut scores: Vec<f64> = remaining()
         .map(|facts| {
-            if any_fresh && !facts.fresh {
+            if any_fresh && !facts.fresh && !counts_tokens {
                 return 1.0 + facts.own;
             }
             let score = match knobs.decode_policy {
                 DecodePolicy::LoadBalancing => load_balancing::score(facts, norms, knobs),
                 DecodePolicy::LeastRequest => least_request::score(facts),
+                DecodePolicy::Conductor => conductor::score(facts),
+                DecodePolicy::TokenLoad => token_load::score(facts, rates, knobs.decode_output_growth),
             };
             if score.is_nan() { load_balancing::score(facts, norms, knobs) } else { score }
         })
@@ -50,7 +55,7 @@ pub(in super::super) fn score(facts: &[Facts], ids: &[usize], knobs: &PdKnobs) -
         *score = score.clamp(-worst, worst);
     }
     let max = scores.iter().copied().fold(MIN_MAX, f64::max);
-    Scored { scores, max, any_fresh }
+    Scored { scores, max, cold_start: any_fresh && !counts_tokens }
 }
 
 #[cfg(test)]
@@ -58,7 +63,7 @@ mod tests {
     use super::*;
 
     fn facts(count: f64, fresh: bool) -> Facts {
-        Facts { own: count, count, fresh, throughput: None, drain: None, free: 100.0 }
+        Facts { own: count, count, fresh, free: 100.0, ..Facts::default() }
     }
 
     fn run(facts: &[Facts], knobs: &PdKnobs) -> Scored {
@@ -70,9 +75,9 @@ mod tests {
     fn cold_start_needs_a_fresh_sibling() {
         let knobs = PdKnobs { decode_policy: DecodePolicy::LeastRequest, ..PdKnobs::default() };
         let scored = run(&[facts(10.0, true), facts(0.0, false), facts(3.0, false)], &knobs);
-        assert_eq!((scored.scores, scored.max, scored.any_fresh), (vec![10.0, 1.0, 4.0], 10.0, true));
+        assert_eq!((scored.scores, scored.max, scored.cold_start), (vec![10.0, 1.0, 4.0], 10.0, true));
         let scored = run(&[facts(0.0, false), facts(3.0, false)], &knobs);
-        assert_eq!((scored.scores, scored.max, scored.any_fresh), (vec![0.0, 3.0], 3.0, false));
+        assert_eq!((scored.scores, scored.max, scored.cold_start), (vec![0.0, 3.0], 3.0, false));
     }
 
     #[test]

@@ -2,20 +2,26 @@
 //!
 //! The count of a pod is its outstanding prefill legs, as charged by this gateway.
 
+mod conductor;
 mod fast_path;
 mod least_request;
 mod outliers;
 mod prefix_cache;
+mod token_load;
 
 pub(super) use fast_path::fast_path;
+pub(super) use token_load::charge;
 
-use super::RequestFacts;
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
+use super::{Context, RequestFacts};
 use crate::fleet::Model;
 use crate::knobs::{PdKnobs, PrefillPolicy};
 use crate::prefix::PrefixIndex;
 use crate::rng::Rng;
+
+/// No prefill score is larger, so that they can be normalised.
+const CEILING: f64 = 1e30;
 
 /// Prefix matches of the prefill candidates, percent, in their order; empty when the policy does not look.
 #[derive(Clone, Debug, Default)]
@@ -31,9 +37,7 @@ impl Matches {
         index: &PrefixIndex,
     ) -> Matches {
         match pool {
-            Pool::Pairs { prefills, .. }
-                if knobs.prefill_policy == PrefillPolicy::PrefixCache && !request.hashes.is_empty() =>
-            {
+            Pool::Pairs { prefills, .. } if knobs.prefill_policy.looks_prefixes_up() && !request.hashes.is_empty() => {
                 let slots: Vec<u32> = prefills.iter().map(|candidate| candidate.pod.state.slot).collect();
                 Matches(index.match_percents(&model.name, request.hashes, &slots))
             }
@@ -47,7 +51,7 @@ impl Matches {
     }
 
     /// The match as scoring sees it: one below `min_match_pct` is none.
-    fn counted(&self, candidate: usize, knobs: &PdKnobs) -> u8 {
+    pub(super) fn counted(&self, candidate: usize, knobs: &PdKnobs) -> u8 {
         self.raw(candidate).filter(|percent| *percent >= knobs.min_match_pct).unwrap_or(0)
     }
 }
@@ -61,16 +65,21 @@ pub(super) struct Scored {
     pub(super) max: f64,
 }
 
+/// What step 3 looks at beside the candidates that are left.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scoring<'a> {
+    pub(super) request: &'a RequestFacts<'a>,
+    pub(super) counts: &'a [u64],
+    pub(super) matches: &'a Matches,
+    pub(super) knobs: &'a PdKnobs,
+    pub(super) context: Context<'a>,
+    /// How many rolesets the model has.
+    pub(super) rolesets: usize,
+}
+
 /// Scores the candidates `ids` (indices into `candidates`, grouped by roleset) and keeps the best per roleset.
-pub(super) fn score(
-    candidates: &[Candidate<'_>],
-    counts: &[u64],
-    ids: &[usize],
-    matches: &Matches,
-    knobs: &PdKnobs,
-    rolesets: usize,
-    rng: &mut Rng,
-) -> Scored {
+pub(super) fn score(candidates: &[Candidate<'_>], ids: &[usize], scoring: Scoring<'_>, rng: &mut Rng) -> Scored {
+    let Scoring { request, counts, matches, knobs, context, rolesets } = scoring;
     let count = |id: usize| counts.get(id).copied().unwrap_or(0) as f64;
     let max_count = ids.iter().map(|id| count(*id)).fold(1.0, f64::max);
     let verdicts = outliers::judge(candidates, counts, ids, knobs.standard_deviation_factor);
@@ -81,12 +90,27 @@ pub(super) fn score(
             outliers::Verdict::LoadOnly => 0,
             outliers::Verdict::Keep => matches.counted(id, knobs),
         };
+        let Some(candidate) = candidates.get(id) else { continue };
+        let state = &candidate.pod.state;
         let score = match knobs.prefill_policy {
             PrefillPolicy::PrefixCache => prefix_cache::score(percent, count(id), max_count),
             PrefillPolicy::LeastRequest => least_request::score(count(id)),
+            PrefillPolicy::Conductor => {
+                let signals = state.signals.load();
+                let fresh = signals.fresh(context.now, context.max_metric_age);
+                let mean = signals.prefill_seconds_mean.filter(|_| fresh);
+                conductor::score(count(id), mean, request.prefix_tokens, percent)
+            }
+            PrefillPolicy::TokenLoad => token_load::load(state.load.tokens.view(), knobs),
+            PrefillPolicy::HybridCacheLoad => {
+                let load = token_load::load(state.load.tokens.view(), knobs);
+                token_load::hybrid(load, percent, knobs.hybrid_cache_load_factor)
+            }
         };
+        // Only knobs out of their range can make these; no roleset may lose its candidate over them.
+        let score = if score.is_nan() { count(id) } else { score.clamp(-CEILING, CEILING) };
         scored.max = scored.max.max(score);
-        if let Some(best) = candidates.get(id).and_then(|candidate| scored.best.get_mut(candidate.roleset)) {
+        if let Some(best) = scored.best.get_mut(candidate.roleset) {
             best.offer(score, id, rng);
         }
     }

@@ -1,5 +1,6 @@
 //! The cascade as a whole.
 
+mod bands;
 mod properties;
 mod reports;
 mod steps;

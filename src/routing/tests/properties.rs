@@ -8,7 +8,7 @@ use proptest::strategy::Strategy as Generator;
 use super::super::fixtures::*;
 use super::super::*;
 use crate::fleet::{Role, Signals};
-use crate::load::{DecodeCharge, PrefillCharge};
+use crate::load::{DecodeCharge, PrefillCharge, TokenCharge, TokenView};
 use crate::prefix::PrefixUpdate;
 
 fn wild() -> impl Generator<Value = f64> {
@@ -63,11 +63,15 @@ struct Scene {
 fn scene() -> impl Generator<Value = Scene> {
     let load =
         (signals(), 0usize..40, 0usize..=10).prop_map(|(signals, charges, holds)| Load { signals, charges, holds });
-    let knobs = (any::<bool>(), any::<bool>(), any::<bool>(), 0u8..=100, wild(), wild(), wild()).prop_map(
-        |(bucketing, cached, balanced, gate, running, throughput, factor)| PdKnobs {
+    let policies =
+        (proptest::sample::select(&PrefillPolicy::ALL[..]), proptest::sample::select(&DecodePolicy::ALL[..]));
+    let knobs = (any::<bool>(), policies, (wild(), wild()), 0u8..=100, wild(), wild(), wild()).prop_map(
+        |(bucketing, (prefill_policy, decode_policy), (kv, hybrid), gate, running, throughput, factor)| PdKnobs {
             prompt_length_bucketing: bucketing,
-            prefill_policy: if cached { PrefillPolicy::PrefixCache } else { PrefillPolicy::LeastRequest },
-            decode_policy: if balanced { DecodePolicy::LoadBalancing } else { DecodePolicy::LeastRequest },
+            prefill_policy,
+            decode_policy,
+            token_load_kv_weight: kv,
+            hybrid_cache_load_factor: hybrid,
             min_match_pct: gate,
             decode_weight_running: running,
             decode_weight_throughput: throughput,
@@ -103,7 +107,7 @@ fn scene() -> impl Generator<Value = Scene> {
 const HASHES: [u64; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 
 impl Scene {
-    fn build(&self, index: &PrefixIndex) -> (Model, Vec<PrefillCharge>, Vec<DecodeCharge>) {
+    fn build(&self, index: &PrefixIndex) -> (Model, Vec<PrefillCharge>, Vec<DecodeCharge>, Vec<TokenCharge>) {
         let mut builder = Builder::new();
         for (i, (prefill, decode)) in self.rolesets.iter().enumerate() {
             builder = builder.roleset(&format!("rs-{i}"), *prefill, *decode);
@@ -112,9 +116,10 @@ impl Scene {
             builder = builder.combined(None);
         }
         let model = builder.build();
-        let (mut prefills, mut decodes) = (Vec::new(), Vec::new());
+        let (mut prefills, mut decodes, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
         for (pod, load) in model.pods.iter().zip(&self.loads) {
             set(pod, load.signals.clone());
+            tokens.push(TokenCharge::prefill(&pod.state, load.charges as u64 * 1000, NOW, Duration::ZERO));
             for _ in 0..load.charges {
                 if pod.spec.role == Role::Prefill {
                     prefills.push(PrefillCharge::open(&pod.state));
@@ -126,7 +131,7 @@ impl Scene {
             index.offer(PrefixUpdate { model: Arc::clone(&model.name), hashes, pod: Arc::clone(&pod.state) });
         }
         index.drain(NOW);
-        (model, prefills, decodes)
+        (model, prefills, decodes, tokens)
     }
 }
 
@@ -136,7 +141,7 @@ proptest! {
     #[test]
     fn decisions_hold_what_they_promise(scene in scene()) {
         let index = index();
-        let (model, _prefills, _decodes) = scene.build(&index);
+        let (model, _prefills, _decodes, _tokens) = scene.build(&index);
         let facts = RequestFacts { hashes: &HASHES, splittable: scene.splittable, ..request() };
         let decide = |seed| select(&model, &facts, scene.strategy, &scene.knobs, context(&index, seed));
         let decision = decide(scene.seed);
@@ -181,7 +186,7 @@ proptest! {
     fn the_winner_has_the_least_score(scene in scene()) {
         let index = index();
         let scene = Scene { strategy: super::super::Strategy::Pd, splittable: Splittable::Yes, combined: 0, ..scene };
-        let (model, _prefills, _decodes) = scene.build(&index);
+        let (model, _prefills, _decodes, _tokens) = scene.build(&index);
         let knobs = PdKnobs {
             // Widely open, so that steps 1 and 2 let everybody pass.
             prefill_imbalance_min_spread: u64::MAX,
@@ -194,15 +199,31 @@ proptest! {
         let Ok(pool) = eligibility::Pool::gather(&model, &facts, scene.strategy, &knobs) else { return Ok(()) };
         let eligibility::Pool::Pairs { prefills, decodes, .. } = &pool else { return Ok(()) };
         let matches = prefill::Matches::look_up(&model, &pool, &facts, &knobs, &index);
+        let question = cascade::Question {
+            model: &model,
+            request: &facts,
+            strategy: scene.strategy,
+            knobs: &knobs,
+            context: context(&index, scene.seed),
+            band: None,
+        };
         let decision =
-            cascade::decide(&model, &pool, &matches, scene.strategy, &knobs, context(&index, scene.seed)).unwrap();
+            cascade::decide(question, &pool, &matches).unwrap();
         prop_assert_eq!(decision.fast_paths, FastPaths::default());
 
         // The same formulas without the bookkeeping: every candidate, every roleset.
         let mut rng = crate::rng::Rng::new(1);
         let counts: Vec<u64> = prefills.iter().map(|c| c.pod.state.load.view().prefills).collect();
         let ids: Vec<usize> = (0..prefills.len()).collect();
-        let scored = prefill::score(prefills, &counts, &ids, &matches, &knobs, model.rolesets.len(), &mut rng);
+        let scoring = prefill::Scoring {
+            request: &facts,
+            counts: &counts,
+            matches: &matches,
+            knobs: &knobs,
+            context: context(&index, 0),
+            rolesets: model.rolesets.len(),
+        };
+        let scored = prefill::score(prefills, &ids, scoring, &mut rng);
         let read = decode::Facts::read_all(decodes, context(&index, 0));
         let decode_ids: Vec<usize> = (0..decodes.len()).collect();
         let decode_scored = decode::score(&read, &decode_ids, &knobs);
@@ -221,10 +242,13 @@ proptest! {
     #[test]
     fn charges_follow_the_decision(scene in scene()) {
         let index = index();
-        let (model, _prefills, _decodes) = scene.build(&index);
+        let (model, _prefills, _decodes, _tokens) = scene.build(&index);
         let views = || model.pods.iter().map(|pod| pod.state.load.view()).collect::<Vec<_>>();
         let before = views();
-        let facts = RequestFacts { hashes: &HASHES, splittable: scene.splittable, ..request() };
+        let tokens = || model.pods.iter().map(|pod| pod.state.load.tokens.view()).collect::<Vec<_>>();
+        let no_tokens = tokens();
+        let facts =
+            RequestFacts { hashes: &HASHES, splittable: scene.splittable, prompt_tokens: 1000, ..request() };
         let context = context(&index, scene.seed);
         let charged = select_and_charge(&model, &facts, scene.strategy, &scene.knobs, context);
         let Ok((decision, charges)) = charged else {
@@ -237,8 +261,21 @@ proptest! {
         prop_assert_eq!(charges.decode.pod().slot, decode);
         let total = |views: &[crate::load::LoadView]| views.iter().map(crate::load::LoadView::in_flight).sum::<u64>();
         prop_assert_eq!(total(&views()), total(&before) + 1 + u64::from(prefill.is_some()));
+        for ((pod, after), before) in model.pods.iter().zip(tokens()).zip(&no_tokens) {
+            let on = |slot: Option<u32>| slot == Some(pod.state.slot);
+            let prefill = decision.tokens.prefill.filter(|_| on(prefill)).unwrap_or(0);
+            let decode = decision.tokens.decode.filter(|_| on(Some(decode))).unwrap_or(0);
+            let charged = TokenView {
+                active: before.active + prefill,
+                kv: before.kv + prefill,
+                stranded: 0,
+                decode: before.decode + decode,
+            };
+            prop_assert_eq!(after, charged);
+        }
         drop(charges);
         prop_assert_eq!(views(), before);
+        prop_assert_eq!(tokens(), no_tokens);
     }
 }
 

@@ -25,6 +25,21 @@ pub struct PodGauge {
     pub pending: u64,
     /// Time since its metrics were scraped.
     pub metrics_age: Option<Duration>,
+    /// Its token ledgers; `None` when nothing is or was just charged there.
+    pub tokens: Option<TokenGauge>,
+}
+
+/// The token ledgers of one pod, tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenGauge {
+    /// Being computed.
+    pub active: u64,
+    /// Resident on the prefill side.
+    pub kv: u64,
+    /// Resident for a decode pod that never came.
+    pub stranded: u64,
+    /// Outstanding on the decode side.
+    pub decode: u64,
 }
 
 /// One model.
@@ -100,6 +115,13 @@ impl Metrics {
         for model in &fleet.models {
             self.series(Metric::ModelReplicas, &[&model.name]).set(model.replicas as u64);
         }
+        let ledgers: HashSet<(&str, &str)> =
+            fleet.pods.iter().filter(|pod| pod.tokens.is_some()).map(|pod| (&*pod.namespace, &*pod.name)).collect();
+        for metric in [Metric::TokenActive, Metric::TokenKv, Metric::TokenDecode, Metric::TokenStranded] {
+            if let Some(family) = self.families.get(metric as usize) {
+                family.retain(["namespace", "pod_name"], |namespace, name| ledgers.contains(&(namespace, name)));
+            }
+        }
         for pod in &fleet.pods {
             let labels = [&*pod.namespace, &*pod.name];
             self.series(Metric::PodPrefills, &labels).set(pod.prefills);
@@ -107,6 +129,12 @@ impl Metrics {
             self.series(Metric::PodPending, &labels).set(pod.pending);
             if let Some(age) = pod.metrics_age {
                 self.series(Metric::PodMetricsAge, &labels).set_decimal(age.as_secs_f64());
+            }
+            if let Some(tokens) = pod.tokens {
+                self.series(Metric::TokenActive, &labels).set(tokens.active);
+                self.series(Metric::TokenKv, &labels).set(tokens.kv);
+                self.series(Metric::TokenDecode, &labels).set(tokens.decode);
+                self.series(Metric::TokenStranded, &labels).set(tokens.stranded);
             }
         }
         self.series(Metric::SnapshotVersion, &[]).set(fleet.snapshot_version);

@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 pub use docs::metrics_markdown;
-pub use fleet::{FleetGauges, ModelGauge, PodGauge};
+pub use fleet::{FleetGauges, ModelGauge, PodGauge, TokenGauge};
 pub use prefill::{PrefillFailureClass, PrefillLeg, PrefillOutcome, PrefillStage};
 pub use request::InFlight;
 
@@ -174,6 +174,16 @@ impl Metrics {
     /// Bytes of request bodies held now.
     pub fn set_buffered_bytes(&self, bytes: u64) {
         self.series(Metric::BufferedBytes, &[]).set(bytes);
+    }
+
+    /// Sessions whose last prompt size is remembered now.
+    pub fn set_sessions(&self, sessions: u64) {
+        self.series(Metric::TokenSessions, &[]).set(sessions);
+    }
+
+    /// The janitor took a token charge back whose release never came. `side` is `prefill` or `decode`.
+    pub fn token_charge_forced(&self, side: &'static str) {
+        self.series(Metric::TokenForced, &[side]).add(1);
     }
 
     /// A scrape of this pod failed.

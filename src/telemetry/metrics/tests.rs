@@ -52,6 +52,7 @@ fn fleet(pods: &[&str]) -> FleetGauges {
                 running: 2,
                 pending: 3,
                 metrics_age: None,
+                tokens: None,
             })
             .collect(),
     }

@@ -1,0 +1,96 @@
+//! The last prompt size of every session, for the session-delta charge (the PD document, "Token Load Scoring Policy").
+//!
+//! A table of fixed size, so clients cannot make it grow. It is set-associative: a key belongs to one set of eight
+//! places, and a new key in a full set replaces the one that was used longest ago. (The reference stops taking new keys
+//! when its table is full, so that whoever fills it starves all others until the janitor comes.) An entry is one atomic
+//! word, so there is nothing to lock and nothing that can be read half.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::clock::Tick;
+
+/// A longer key is ignored, bytes.
+pub const MAX_SESSION_KEY: usize = 256;
+
+const WAYS: usize = 8;
+
+// The word: 22 bits of the key's hash, 24 bits of prompt tokens, 18 bits of the time in seconds. Zero = free.
+const TIME_BITS: u32 = 18;
+const TOKEN_BITS: u32 = 24;
+const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
+const MAX_TOKENS: u64 = (1 << TOKEN_BITS) - 1;
+
+/// Longest time that an entry counts: half of what its clock can tell apart, 36 hours.
+const MAX_TTL: Duration = Duration::from_secs(1 << (TIME_BITS - 1));
+
+/// The session table.
+#[derive(Debug)]
+pub struct Sessions {
+    words: Box<[AtomicU64]>,
+    seed: u64,
+}
+
+fn seconds(now: Tick) -> u64 {
+    now.0 / 1_000_000_000
+}
+
+fn age(word: u64, now: u64) -> u64 {
+    now.wrapping_sub(word) & TIME_MASK
+}
+
+impl Sessions {
+    /// Room for `capacity` sessions, rounded up to a whole number of sets, eight bytes each. `seed` keeps clients from
+    /// choosing keys that share a set.
+    pub fn new(capacity: usize, seed: u64) -> Sessions {
+        let sets = capacity.div_ceil(WAYS).max(1);
+        Sessions { words: (0..sets * WAYS).map(|_| AtomicU64::new(0)).collect(), seed }
+    }
+
+    /// Notes that the session's prompt now has `tokens` tokens, and returns by how many it grew since it was last seen
+    /// no longer than `ttl` ago. `None`: not seen, or not grown; the note is made in any case. A `ttl` of zero turns the
+    /// rule off, and an empty or over-long key is ignored.
+    pub fn grow(&self, model: &str, key: &str, tokens: u64, ttl: Duration, now: Tick) -> Option<u64> {
+        if key.is_empty() || key.len() > MAX_SESSION_KEY || ttl.is_zero() {
+            return None;
+        }
+        let hash = xxhash_rust::xxh64::xxh64(key.as_bytes(), xxhash_rust::xxh64::xxh64(model.as_bytes(), self.seed));
+        let fingerprint = hash >> (TIME_BITS + TOKEN_BITS);
+        let tokens = tokens.min(MAX_TOKENS);
+        let now = seconds(now);
+        let sets = self.words.len() / WAYS;
+        let set = self.words.chunks_exact(WAYS).nth(usize::try_from(hash % sets as u64).ok()?)?;
+        // The bit beside the time of an entry is never all there is: tokens of 0 with fingerprint 0 at time 0 would read
+        // as free, and a session forgotten once is no harm.
+        let entry = fingerprint << (TIME_BITS + TOKEN_BITS) | tokens << TIME_BITS | now & TIME_MASK;
+        let mut oldest: Option<(&AtomicU64, u64, u64)> = None;
+        for place in set {
+            let word = place.load(Ordering::Relaxed);
+            if word != 0 && word >> (TIME_BITS + TOKEN_BITS) == fingerprint {
+                place.store(entry, Ordering::Relaxed);
+                let previous = word >> TIME_BITS & MAX_TOKENS;
+                let fresh = age(word, now) <= ttl.min(MAX_TTL).as_secs();
+                return (fresh && tokens > previous).then(|| tokens - previous);
+            }
+            let idle = if word == 0 { u64::MAX } else { age(word, now) };
+            if oldest.is_none_or(|(_, _, most)| idle > most) {
+                oldest = Some((place, word, idle));
+            }
+        }
+        if let Some((place, word, _)) = oldest {
+            // Somebody else may have taken the place meanwhile; then this key is not remembered this time.
+            let _ = place.compare_exchange(word, entry, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        None
+    }
+
+    /// Sessions that the table has an entry of.
+    pub fn len(&self) -> usize {
+        self.words.iter().filter(|word| word.load(Ordering::Relaxed) != 0).count()
+    }
+
+    /// No session is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

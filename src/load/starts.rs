@@ -1,0 +1,97 @@
+//! How many requests are open on a pod and for how long they have been, in one atomic word.
+//!
+//! The sum of the ages of `n` open requests is `n · now − Σ start`. Count and sum must be of the same moment: read apart,
+//! one request more or less would add or take away all of `now`. So both live in one word: the count in the high 24
+//! bits, the sum of the start times in milliseconds, modulo 2^40, in the low 40. The difference is exact as long as the
+//! ages sum up to less than 2^39 ms: fifty thousand requests of three hours each.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::clock::Tick;
+
+const SUM_BITS: u32 = 40;
+const SUM_MASK: u64 = (1 << SUM_BITS) - 1;
+
+/// The start times of the open requests of one pod.
+#[derive(Debug, Default)]
+pub(super) struct Starts(AtomicU64);
+
+fn millis(tick: Tick) -> u64 {
+    tick.0 / 1_000_000
+}
+
+impl Starts {
+    /// A request begins at `start`.
+    pub(super) fn add(&self, start: Tick) {
+        self.change(|count, sum| (count + 1, sum.wrapping_add(millis(start))));
+    }
+
+    /// The request that began at `start` is over.
+    pub(super) fn remove(&self, start: Tick) {
+        self.change(|count, sum| (count.saturating_sub(1), sum.wrapping_sub(millis(start))));
+    }
+
+    /// Lock-free: a failed exchange means that somebody else's went through.
+    fn change(&self, change: impl Fn(u64, u64) -> (u64, u64)) {
+        let update = |word: u64| {
+            let (count, sum) = change(word >> SUM_BITS, word & SUM_MASK);
+            Some(count << SUM_BITS | sum & SUM_MASK)
+        };
+        // The closure never declines, so there is nothing to do about an `Err`.
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, update);
+    }
+
+    /// (open requests, sum of their ages in seconds) at `now`. Starts that lie after `now` count as age 0.
+    pub(super) fn ages(&self, now: Tick) -> (u64, f64) {
+        let word = self.0.load(Ordering::Acquire);
+        let count = word >> SUM_BITS;
+        let difference = count.wrapping_mul(millis(now)).wrapping_sub(word & SUM_MASK) & SUM_MASK;
+        // The upper half of the range is what lies below zero.
+        let sum = if difference >> (SUM_BITS - 1) == 0 { difference } else { 0 };
+        (count, sum as f64 / 1000.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ages_add_up() {
+        let starts = Starts::default();
+        assert_eq!(starts.ages(Tick::from_millis(5)), (0, 0.0));
+        starts.add(Tick::from_millis(1_000));
+        assert_eq!(starts.ages(Tick::from_millis(1_000)), (1, 0.0));
+        assert_eq!(starts.ages(Tick::from_millis(999)), (1, 0.0), "begun after the reader's now");
+        starts.add(Tick::from_millis(2_000));
+        assert_eq!(starts.ages(Tick::from_millis(4_500)), (2, 6.0));
+        starts.remove(Tick::from_millis(1_000));
+        assert_eq!(starts.ages(Tick::from_millis(4_500)), (1, 2.5));
+        starts.remove(Tick::from_millis(2_000));
+        assert_eq!(starts.ages(Tick(u64::MAX)), (0, 0.0));
+    }
+
+    proptest! {
+        /// Whatever the clock says, also when the sum of the starts has wrapped many times.
+        #[test]
+        fn the_sum_is_exact_beyond_its_width(
+            base in 0u64..1 << 43,
+            ages in proptest::collection::vec(0u64..10_000_000, 0..200),
+            keep in 0usize..200,
+        ) {
+            let now = base + 10_000_000;
+            let starts = Starts::default();
+            for age in &ages {
+                starts.add(Tick::from_millis(now - age));
+            }
+            for age in ages.iter().skip(keep) {
+                starts.remove(Tick::from_millis(now - age));
+            }
+            let open: Vec<_> = ages.iter().take(keep).collect();
+            let expected = open.iter().copied().sum::<u64>() as f64 / 1000.0;
+            prop_assert_eq!(starts.ages(Tick::from_millis(now)), (open.len() as u64, expected));
+        }
+    }
+}
