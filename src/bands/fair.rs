@@ -57,7 +57,7 @@ pub(super) fn divide(weights: &[f64], classes: &[Class]) -> Vec<Share> {
             Some((segments, takers)) => {
                 let (mut over, rest) = split(&part.segments, &segments);
                 let (over_takers, rest_takers) = split(&part.classes, &takers);
-                // What only the overloaded ones take is theirs, also when it was too little to be noticed.
+                // What only the overloaded ones take is theirs, also when it was too little to tell from rounding.
                 let (rest, only_theirs) = Part::new(rest, rest_takers, classes);
                 over.extend(only_theirs);
                 over.sort_unstable();
@@ -165,11 +165,10 @@ impl Part {
             return None;
         }
         let (mut segments, mut takers) = (vec![false; self.segments.len()], vec![false; self.classes.len()]);
-        // Rounding in one segment must not pass for a reason to cut there.
-        let worth = unplaced / (4.0 * self.segments.len() as f64);
+        // All that is left over counts but rounding: the cut is right only if it has every segment that is overloaded.
         let mut queue: Vec<usize> = Vec::new();
         for (position, (_, left, _)) in placed.left.iter().enumerate() {
-            if *left > worth {
+            if *left > placed.total * DUST {
                 mark(&mut segments, position, &mut queue);
             }
         }

@@ -113,8 +113,8 @@ fn a_roleset_is_charged_with_what_only_it_can_serve() {
 }
 
 #[test]
-fn a_segment_too_light_to_cut_at_goes_with_the_takers_it_has() {
-    // The one request of 2048 tokens is no more than the threshold below which a left-over is taken for rounding.
+fn a_little_that_is_left_over_counts_as_much_as_a_lot() {
+    // What is left over of 2048 tokens is far less than of 416, and both are overloaded.
     let groups = [group("a", 0, 1, 2), group("b", 0, OPEN, 1), group("c", 0, 2047, 1)];
     let lengths = Lengths::from([(416, 15), (2048, 1)]);
     let plan = Plan::new(&groups, Rps, &picture(&groups, &lengths)).unwrap();
