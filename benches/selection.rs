@@ -13,7 +13,7 @@ use tandem::fleet::{Engine, Model, Pod, PodKey, PodSpec, PodState, Role, Roleset
 use tandem::knobs::{PdKnobs, PrefixKnobs, Tokenizer};
 use tandem::load::Commit;
 use tandem::prefix::{PrefixIndex, PrefixUpdate};
-use tandem::routing::{Context, PromptLength, RequestFacts, Splittable, Strategy, select, select_and_charge};
+use tandem::routing::{Context, RequestFacts, Strategy, select, select_and_charge};
 use tandem::telemetry::PodLabels;
 
 fn pod(slot: u32, role: Role, roleset: &Arc<str>) -> Arc<Pod> {

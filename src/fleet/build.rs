@@ -39,16 +39,18 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
         };
         by_model.entry(&spec.model).or_default().push(pod);
     }
+    let snapshot_version = previous.version + 1;
     let models = by_model
         .into_iter()
         .map(|(name, pods)| {
             let earlier = previous.models.get(name);
             let commit = earlier.map(|model| Arc::clone(&model.commit)).unwrap_or_default();
             let bands = earlier.map(|model| Arc::clone(&model.bands)).unwrap_or_default();
-            (Arc::clone(name), Arc::new(Model { name: Arc::clone(name), commit, bands, ..assemble(pods) }))
+            let name = Arc::clone(name);
+            (Arc::clone(&name), Arc::new(Model { name, snapshot_version, commit, bands, ..assemble(pods) }))
         })
         .collect();
-    let mut next = Snapshot::new(previous.version + 1, models);
+    let mut next = Snapshot::new(snapshot_version, models);
     next.departed = departed(previous, &next);
     next
 }

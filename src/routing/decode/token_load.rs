@@ -45,10 +45,10 @@ mod tests {
     #[test]
     fn formula() {
         let facts = |tokens, open_seconds, throughput, running| Facts {
-            tokens,
-            open_seconds,
             throughput,
             running,
+            tokens,
+            open_seconds,
             ..Facts::default()
         };
         let all = [

@@ -62,6 +62,7 @@ fn the_band_of_the_length_decides_the_roleset() {
             let decision = run(&model, length, &serving(), seed);
             assert_eq!(roleset(&decision), Some(expected), "{length:?}");
             assert_eq!(decision.band, applied(expected, true));
+            assert_eq!(decision.steps(), "band");
             assert_eq!(decision.candidates, (4, 4), "candidates are counted before any narrowing");
         }
     }

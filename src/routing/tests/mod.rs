@@ -4,3 +4,4 @@ mod bands;
 mod properties;
 mod reports;
 mod steps;
+mod tokens;
