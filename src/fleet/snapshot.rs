@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 
 use super::build::Identity;
 use super::{Engine, ModelConfig, Pod};
+use crate::bands::ModelBands;
 use crate::load::{Commit, LoadCell};
 
 /// A roleset with at least one routable prefill and one routable decode replica.
@@ -63,6 +64,8 @@ pub struct Model {
     pub engines_mixed: bool,
     /// Serialises select-and-charge of this model without a lock; survives snapshots.
     pub commit: Arc<Commit>,
+    /// Prompt lengths and the plans made from them; survives snapshots.
+    pub bands: Arc<ModelBands>,
 }
 
 /// The whole fleet at one moment.
