@@ -48,7 +48,9 @@ fn show_model(model: &Model, now: Tick, state: &AdminState) -> Value {
         "standalone": names(&model.standalone),
         "locked_strategy": model.config.as_ref().and_then(|config| config.locked_strategy.as_deref()),
         "profiles": model.config.as_ref().map(|config| config.profiles.keys().map(|name| &**name).collect::<Vec<_>>()),
+        "config_pod": model.config_pod.as_ref().map(ToString::to_string),
         "config_disagreements": model.config_disagreements,
+        "config_differing_pods": model.config_differing.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "pods": pods,
     })
 }

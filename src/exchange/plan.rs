@@ -8,7 +8,7 @@ use super::event::Adapter;
 use super::headers::text;
 use super::prepare::{HashJob, PrepareJob};
 use crate::error::{ApiError, Reason};
-use crate::fleet::{Engine, Model};
+use crate::fleet::{Engine, Model, RateLimit};
 use crate::knobs::{Knobs, PdKnobs};
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Splittable, Strategy, largest_bound};
@@ -18,23 +18,25 @@ use crate::routing::{PromptLength, Splittable, Strategy, largest_bound};
 pub struct Plan {
     /// The strategy; `None` = Envoy's own routes decide.
     pub strategy: Option<Strategy>,
-    /// The profile that the request named.
+    /// The profile that the request named, or that its hints chose.
     pub profile: Option<String>,
     /// Knobs in force.
     pub knobs: Arc<PdKnobs>,
+    /// Limit on the model's requests.
+    pub rate_limit: Option<RateLimit>,
     /// One leg or two.
     pub splittable: Splittable,
 }
 
-/// Resolves profile and strategy (reference section 1.5, steps 4 and 5).
+/// Resolves profile and strategy for a request that wants this profile (reference section 1.5, steps 4 and 5).
 pub fn plan(
     adapter: Adapter,
     model: &Model,
     headers: &HeaderMap,
+    wanted_profile: Option<String>,
     body: &ParsedBody,
     knobs: &Knobs,
 ) -> Result<Plan, ApiError> {
-    let wanted_profile = text(headers, "config-profile").map(str::to_owned);
     let config = model.config.as_deref();
     let profile = config.and_then(|config| config.profile(wanted_profile.as_deref()));
     let name = config
@@ -48,7 +50,8 @@ pub fn plan(
         None => None,
     };
     let knobs = profile.map_or_else(|| Arc::clone(&knobs.pd), |profile| Arc::clone(&profile.knobs));
-    Ok(Plan { strategy, profile: wanted_profile, knobs, splittable: splittable(body) })
+    let rate_limit = profile.and_then(|profile| profile.rate_limit);
+    Ok(Plan { strategy, profile: wanted_profile, knobs, rate_limit, splittable: splittable(body) })
 }
 
 /// The HTTP front has no Envoy routes to fall back on: a fleet with rolesets gets PD, any other the least busy pod.

@@ -7,6 +7,7 @@
 mod build;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod hints;
 mod profile;
 mod signals;
 mod snapshot;
@@ -19,7 +20,8 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 pub use build::build;
-pub use profile::{BucketRange, ModelConfig, Profile, ProfileError};
+pub use hints::{Features, Hints};
+pub use profile::{AUTO, BucketRange, ModelConfig, Profile, ProfileError, RateLimit};
 pub use signals::Signals;
 pub use snapshot::{Fleet, Model, PartialRoleset, Roleset, Snapshot};
 

@@ -6,6 +6,7 @@
 mod cell;
 mod commit;
 mod ledger;
+mod rate;
 mod sessions;
 mod starts;
 #[cfg(test)]
@@ -15,5 +16,6 @@ mod tokens;
 pub use cell::{DecodeCharge, LoadCell, LoadView, PrefillCharge};
 pub use commit::{Commit, CommitToken};
 pub use ledger::{Ledger, Swept, TokenCharges};
+pub use rate::{RateCharge, RateWindow};
 pub use sessions::{MAX_SESSION_KEY, Sessions};
 pub use tokens::{SweepReason, TokenCharge, TokenLoad, TokenView};

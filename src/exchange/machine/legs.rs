@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
 use super::{Exchange, Routed, Routing, State};
 use crate::clock::Tick;
@@ -223,6 +223,9 @@ impl Exchange {
         if let Some(charges) = &mut self.charges {
             charges.decode.hand_over();
         }
+        if let Some(place) = self.rate.take() {
+            place.keep();
+        }
         let mut set_headers = Vec::with_capacity(4);
         let attempt = attempt.unwrap_or_else(|| self.attempt_id());
         match pod {
@@ -238,6 +241,10 @@ impl Exchange {
         set_headers.push(("x-request-id", attempt.clone()));
         self.answer_headers =
             answer::marker_headers(&self.record, pod.map(|pod| &*pod.address), self.prefill_host.as_deref());
+        if let Some(name) = self.chosen_profile.as_ref().and_then(|name| HeaderValue::from_bytes(name.as_bytes()).ok())
+        {
+            self.answer_headers.insert(answer::CHOSEN_PROFILE, name);
+        }
         effects.push(Effect::Route(Box::new(RoutePlan {
             address: pod.map(|pod| Arc::clone(&pod.address)),
             path: self.path(),

@@ -272,6 +272,14 @@ fn the_model_config_is_that_of_the_lowest_key_that_stays() {
     let model = snapshot.model("m").unwrap();
     assert_eq!(model.config, Some(pd));
     assert_eq!(model.config_disagreements, 2, "two say random; a range of its own is no disagreement");
+    assert_eq!(model.config_pod, Some(specs[2].key.clone()));
+    assert_eq!(model.config_differing, [specs[4].key.clone(), specs[0].key.clone()]);
+    let many: Vec<PodSpec> =
+        (0..40).map(|n| with(&format!("z{n:02}"), &random)).chain([with("c", &pd_with_range)]).collect();
+    let many = first(&many);
+    let many = many.model("m").unwrap();
+    assert_eq!((many.config_disagreements, many.config_differing.len()), (40, 16));
+    assert_eq!(&*many.config_differing[0].name, "z00");
 
     let leaving = first(&[PodSpec { terminating: true, ..with("a", &random) }]);
     assert_eq!(leaving.model("m").unwrap().config, Some(random));
