@@ -150,6 +150,7 @@ impl Gateway {
             metrics: Arc::clone(&metrics),
             readiness: Arc::clone(&readiness),
             problems: Arc::new(move || problems.problems().texts),
+            journal: Arc::clone(&world.journal),
             report: Arc::new(report),
             clock,
             max_metric_age: knobs.scrape.max_age,

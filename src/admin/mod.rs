@@ -4,6 +4,7 @@
 //! reached by anything in the cluster.
 
 mod debug;
+mod decisions;
 mod ready;
 
 #[cfg(test)]
@@ -27,6 +28,7 @@ use crate::clock::{Clock, Tick};
 use crate::fleet::{Fleet, Snapshot};
 use crate::knobs::Report;
 use crate::load::TokenLoad;
+use crate::routing::Journal;
 use crate::telemetry::{FleetGauges, Metrics, ModelGauge, PodGauge, TokenGauge};
 
 /// Lists what is wrong with the fleet's manifests, one sentence each.
@@ -46,6 +48,8 @@ pub struct AdminState {
     pub readiness: Arc<Readiness>,
     /// Problems of the fleet's manifests.
     pub problems: Problems,
+    /// The last decisions.
+    pub journal: Arc<Journal>,
     /// How the configuration was read.
     pub report: Arc<Report>,
     /// For ages.
@@ -70,6 +74,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/readyz", get(ready::readyz))
         .route("/v1/models", get(models))
         .route("/debug/fleet", get(debug::fleet))
+        .route("/debug/decisions", get(decisions::decisions))
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(state)

@@ -12,6 +12,10 @@ use super::*;
 use crate::fleet::{Engine, Model, PartialRoleset, Pod, PodKey, PodSpec, PodState, Role, Roleset, Signals};
 use crate::knobs::{Origin, Setting};
 use crate::load::{Commit, DecodeCharge, PrefillCharge};
+use crate::routing::{
+    Considered, Decision, DecisionRecord, Explanation, FastPaths, Fate, PromptLength, RoutingError, Scores, Target,
+    Terms, TokenCost,
+};
 use crate::telemetry::PodLabels;
 
 fn pod(name: &str, role: Role) -> Arc<Pod> {
@@ -70,6 +74,7 @@ fn state() -> AdminState {
         metrics: Arc::new(Metrics::new("gw-0")),
         readiness: Arc::new(Readiness::default()),
         problems: Arc::new(Vec::new),
+        journal: Arc::default(),
         report: Arc::new(Report::default()),
         clock: Clock::system(),
         max_metric_age: Duration::from_secs(3),
@@ -217,4 +222,63 @@ async fn the_fleet_page_shows_what_routing_sees() {
     assert_eq!(decode["signals"]["age_ms"], 3001.0);
     assert_eq!(decode["signals"]["fresh"], false);
     assert_eq!(page["config"]["settings"][0]["value"], "[secret]");
+}
+
+#[tokio::test]
+async fn decisions_are_shown_with_their_numbers() {
+    let state = with_fleet(vec![pod("p", Role::Prefill), pod("d", Role::Decode)]);
+    let (_, page) = get_json(&state, "/debug/decisions").await;
+    assert_eq!((&page["snapshot_version"], &page["decisions"]), (&json!(3), &json!([])));
+    let considered = |slot, terms| Considered {
+        slot,
+        fate: Fate::Scored,
+        score: Some(0.5),
+        count: 2.0,
+        metrics_age: Some(Duration::from_millis(20)),
+        terms,
+    };
+    let snapshot = state.fleet.load();
+    let model = snapshot.model("llama").unwrap();
+    let prefill = Terms::Prefill { match_pct: 40, active_tokens: 7, kv_tokens: 9 };
+    let decision = Decision {
+        target: Target::Pair { prefill: Arc::clone(&model.pods[0]), decode: Arc::clone(&model.pods[1]) },
+        strategy: crate::routing::Strategy::Pd,
+        policies: None,
+        fast_paths: FastPaths::default(),
+        prefix_match_pct: Some(40),
+        candidates: (1, 1),
+        scores: Scores { total: Some(0.75), ..Scores::default() },
+        tokens: TokenCost { prefill: Some(3600), decode: None },
+        explanation: Explanation {
+            prefills: vec![considered(1, prefill), considered(99, prefill)],
+            ..Explanation::default()
+        },
+    };
+    let record = |outcome| DecisionRecord {
+        at: state.clock.now(),
+        request_id: "r-1".into(),
+        model: "llama".into(),
+        snapshot_version: 3,
+        profile: Some("fast".into()),
+        length: PromptLength::MoreThan(100),
+        prompt_tokens: 25,
+        conflicts: 2,
+        blind: false,
+        outcome,
+    };
+    state.journal.push(Arc::new(record(Ok(decision))));
+    let (_, page) = get_json(&state, "/debug/decisions").await;
+    let shown = &page["decisions"][0];
+    assert_eq!(shown["request_id"], "r-1");
+    assert_eq!(shown["prompt_length"], json!({"more_than_tokens": 100}));
+    assert_eq!(shown["target"], json!({"prefill": "ns/p", "decode": "ns/d", "roleset": "rs-0"}));
+    assert_eq!(shown["scores"]["total"], 0.75);
+    assert_eq!(shown["charged_tokens"], json!({"prefill": 3600, "decode": null}));
+    assert_eq!(shown["prefill_pods"][0]["prefix_match_pct"], 40);
+    assert_eq!(shown["prefill_pods"][0]["metrics_age_ms"], 20.0);
+    assert_eq!(shown["prefill_pods"][1]["pod"], "gone (slot 99)");
+    state.journal.push(Arc::new(record(Err(RoutingError::NoPods))));
+    let (_, page) = get_json(&state, "/debug/decisions").await;
+    assert_eq!(page["decisions"].as_array().unwrap().len(), 2);
+    assert!(page["decisions"].as_array().unwrap().iter().any(|shown| shown["error"] == "no ready pods"));
 }

@@ -4,7 +4,9 @@ use http::HeaderMap;
 use opentelemetry::trace::TraceId;
 
 use crate::exchange::Event;
-use crate::telemetry::{LegSpan, Outcome, PodLabels, RequestRecord, RequestTrace, SelectedTarget, TraceParent, Tracer};
+use crate::telemetry::{
+    DecisionEssentials, LegSpan, Outcome, PodLabels, RequestRecord, RequestTrace, SelectedTarget, TraceParent, Tracer,
+};
 
 /// The root span and the legs that are open. All of them end when this is dropped.
 #[derive(Debug, Default)]
@@ -14,6 +16,29 @@ pub struct Spans {
     decode: Option<LegSpan>,
     /// Last, so that the legs end first.
     root: Option<RequestTrace>,
+}
+
+/// The essentials of the decision, on the span of the selection.
+fn decided(span: &mut LegSpan, decision: &DecisionEssentials) {
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    let version = i64::try_from(decision.snapshot_version).unwrap_or(i64::MAX);
+    span.attribute("tandem.decision.snapshot_version", version);
+    span.attribute("tandem.decision.prefill_candidates", count(decision.candidates.0));
+    span.attribute("tandem.decision.decode_candidates", count(decision.candidates.1));
+    span.attribute("tandem.decision.steps", decision.steps.clone());
+    span.attribute("tandem.decision.tied", count(decision.tied));
+    span.attribute("tandem.decision.conflicts", i64::from(decision.conflicts));
+    let scores = [
+        ("tandem.decision.prefill_score", decision.prefill_score),
+        ("tandem.decision.decode_score", decision.decode_score),
+        ("tandem.decision.total_score", decision.total_score),
+        ("tandem.decision.prefix_match_pct", decision.prefix_match_pct.map(f64::from)),
+    ];
+    for (name, score) in scores {
+        if let Some(score) = score {
+            span.attribute(name, score);
+        }
+    }
 }
 
 impl Spans {
@@ -91,7 +116,10 @@ impl Spans {
     }
 
     fn selected(&mut self, record: &RequestRecord) {
-        let (Some(span), Some(root)) = (self.selection.take(), &self.root) else { return };
+        let (Some(mut span), Some(root)) = (self.selection.take(), &self.root) else { return };
+        if let Some(decision) = &record.decision {
+            decided(&mut span, decision);
+        }
         span.succeed();
         root.understood(record.endpoint, record.model.as_deref().unwrap_or_default(), record.stream);
         if let (Some(strategy), Some(pod), Some(routed)) = (record.strategy, &record.target_pod, record.timings.routed)

@@ -22,7 +22,7 @@ const CLIENT_FORBIDDEN: [&str; 9] = [
 const CLIENT_FORBIDDEN_PREFIXES: [&str; 2] = ["x-override-", "x-trtllm-"];
 
 /// Headers that speak to the gateway and mean nothing to an engine.
-const GATEWAY_ONLY: [&str; 3] = ["routing-strategy", "external-filter", "config-profile"];
+const GATEWAY_ONLY: [&str; 4] = ["routing-strategy", "external-filter", "config-profile", "x-tandem-explain"];
 
 /// Headers about one connection (RFC 9110, section 7.6.1).
 const HOP_BY_HOP: [&str; 9] = [

@@ -22,7 +22,7 @@ use crate::knobs::{Knobs, KvConnector};
 use crate::load::{Ledger, RateCharge, Sessions};
 use crate::prefix::PrefixIndex;
 use crate::request::{Endpoint, ParsedBody};
-use crate::routing::Charges;
+use crate::routing::{Charges, Journal};
 use crate::telemetry::{InFlight, Limit, Metrics, Outcome, PrefillLeg, RequestRecord, Timings};
 
 /// What every exchange of a replica shares. All of it can be used without waiting.
@@ -48,6 +48,8 @@ pub struct World {
     pub ledger: Arc<Ledger>,
     /// Last prompt sizes of sessions.
     pub sessions: Sessions,
+    /// The last decisions.
+    pub journal: Arc<Journal>,
 }
 
 impl World {
@@ -63,10 +65,14 @@ impl World {
             attempts: AtomicU64::new(0),
             ledger: Arc::default(),
             sessions: Sessions::new(knobs.max_sessions, hash_seed),
+            journal: Arc::default(),
             knobs,
         }
     }
 }
+
+/// Asks for a summary of the decision (request), and is it (answer).
+const EXPLAIN: &str = "x-tandem-explain";
 
 enum State {
     AwaitHead,
@@ -126,6 +132,8 @@ pub struct Exchange {
     /// The peer was asked to wait longer for the reply to the body.
     extended: bool,
     prefill_host: Option<Arc<str>>,
+    /// Summary of the decision, for a client that asked and may.
+    explanation: Option<String>,
     record: RequestRecord,
     permit: Option<Permit>,
 }
@@ -158,6 +166,7 @@ impl Exchange {
             answer_headers: HeaderMap::new(),
             extended: false,
             prefill_host: None,
+            explanation: None,
             record: RequestRecord {
                 timings: Timings { received: now, ..Timings::default() },
                 ..RequestRecord::empty()
@@ -261,6 +270,10 @@ impl Exchange {
         let error = if request_id.is_empty() { error } else { error.with_header("request-id", request_id) };
         let error = match &self.chosen_profile {
             Some(name) => error.with_header(CHOSEN_PROFILE, name),
+            None => error,
+        };
+        let error = match &self.explanation {
+            Some(summary) => error.with_header(EXPLAIN, summary),
             None => error,
         };
         effects.push(Effect::Refuse(Box::new(error)));

@@ -3,6 +3,7 @@
 mod disorder;
 mod limits;
 mod profiles;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -200,6 +201,8 @@ fn assert_clean(world: &World) {
         for pod in &model.pods {
             let view = pod.state.load.view();
             assert_eq!((view.prefills, view.pending, view.running), (0, 0, 0), "{}", pod.spec.key);
+            let tokens = pod.state.load.tokens.view();
+            assert_eq!((tokens.active, tokens.kv - tokens.stranded, tokens.decode), (0, 0, 0), "{}", pod.spec.key);
         }
     }
     assert_eq!((world.buffered.used(), world.streams.used()), (0, 0));

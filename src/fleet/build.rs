@@ -40,16 +40,20 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
         };
         by_model.entry(&spec.model).or_default().push(pod);
     }
+    let snapshot_version = previous.version + 1;
     let models = by_model
         .into_iter()
         .map(|(name, pods)| {
             let known = previous.models.get(name);
             let commit = known.map(|model| Arc::clone(&model.commit)).unwrap_or_default();
             let rate = known.map(|model| Arc::clone(&model.rate)).unwrap_or_default();
-            (Arc::clone(name), Arc::new(Model { name: Arc::clone(name), commit, rate, ..assemble(pods) }))
+            (
+                Arc::clone(name),
+                Arc::new(Model { name: Arc::clone(name), snapshot_version, commit, rate, ..assemble(pods) }),
+            )
         })
         .collect();
-    let mut next = Snapshot::new(previous.version + 1, models);
+    let mut next = Snapshot::new(snapshot_version, models);
     next.departed = departed(previous, &next);
     next
 }

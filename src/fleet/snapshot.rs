@@ -43,6 +43,8 @@ pub const MAX_DIFFERING: usize = 16;
 pub struct Model {
     /// The model's name as requests spell it.
     pub name: Arc<str>,
+    /// Version of the snapshot that this is a part of.
+    pub snapshot_version: u64,
     /// Every known pod, routable or not, ordered by key.
     pub pods: Vec<Arc<Pod>>,
     /// The routable pods that serve HTTP, ordered by key.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
 use super::{
-    Context, Decision, FastPaths, RequestFacts, RoutingError, Scores, SingleReason, Strategy, Target, TokenCost,
-    combined, decode, pair, plain, prefill, unsplittable,
+    Context, Decision, Explanation, FastPaths, Fate, RequestFacts, RoutingError, Scores, SingleReason, Strategy,
+    Target, Ties, TokenCost, combined, decode, explain, pair, plain, prefill, unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::PdKnobs;
@@ -39,6 +39,7 @@ pub(super) fn decide(
         candidates: (0, candidates),
         scores,
         tokens: TokenCost::default(),
+        explanation: Explanation::default(),
     };
     let decision = match pool {
         Pool::Any(pods) => plain::pick(pods, strategy, context, &mut rng).map(|(pod, count)| {
@@ -122,7 +123,34 @@ fn pick_pair(
     let winner = pair::best(&prefill_scored.best, prefill_scored.max, &decode_best, decode_scored.max, rng)?;
     let (prefill, decode) = (prefills.get(winner.prefill)?, decodes.get(winner.decode)?);
     let decode_facts = facts.get(winner.decode)?;
+    let roleset = prefill.roleset;
+    let explanation = Explanation {
+        prefills: explain::describe(
+            prefills.len(),
+            |id| explain::found(&prefill_ids, &prefill_scored.fates, id).and_then(|(_, score)| score),
+            |id| {
+                let fate = explain::found(&prefill_ids, &prefill_scored.fates, id).unwrap_or((Fate::LeftOut, None));
+                let (candidate, count) = (prefills.get(id)?, counts.get(id).copied()?);
+                Some(prefill::considered(candidate, fate, count, matches.counted(id, knobs), context))
+            },
+        ),
+        decodes: explain::describe(
+            decodes.len(),
+            |id| explain::found(&decode_ids, &decode_scored.scores, id),
+            |id| {
+                let score = explain::found(&decode_ids, &decode_scored.scores, id);
+                Some(facts.get(id)?.considered(decodes.get(id)?.pod, score, decode_scored.cold_start))
+            },
+        ),
+        ties: Ties {
+            prefill: prefill_scored.best.get(roleset).map_or(1, Least::ties),
+            decode: decode_best.get(roleset).map_or(1, Least::ties),
+            total: winner.ties,
+        },
+        maxima: (prefill_scored.max, decode_scored.max),
+    };
     Some(Decision {
+        explanation,
         target: Target::Pair { prefill: Arc::clone(prefill.pod), decode: Arc::clone(decode.pod) },
         strategy: Strategy::Pd,
         policies: Some((knobs.prefill_policy, knobs.decode_policy)),

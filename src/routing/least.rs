@@ -35,6 +35,11 @@ impl<T: Copy> Least<T> {
         }
     }
 
+    /// How many items share the least score.
+    pub(super) fn ties(&self) -> usize {
+        self.ties
+    }
+
     /// The winner and its score; `None` when nothing was offered.
     pub(super) fn winner(&self) -> Option<(T, f64)> {
         self.best.map(|(score, item)| (item, score))

@@ -11,6 +11,8 @@ mod cascade;
 mod combined;
 mod decode;
 mod eligibility;
+mod explain;
+mod journal;
 mod least;
 mod pair;
 mod plain;
@@ -26,6 +28,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use bucket::largest_bound;
+pub use explain::{Considered, DESCRIBED, DecisionRecord, Explanation, Fate, Terms, Ties};
+pub use journal::Journal;
 
 use crate::clock::Tick;
 use crate::fleet::{Model, Pod};
@@ -232,6 +236,8 @@ pub struct Decision {
     pub scores: Scores,
     /// What its pods are charged in tokens.
     pub tokens: TokenCost,
+    /// Who was considered and by which numbers.
+    pub explanation: Explanation,
 }
 
 /// The guards of one request's charges.

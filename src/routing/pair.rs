@@ -11,6 +11,8 @@ pub(super) struct Winner {
     pub(super) decode: usize,
     pub(super) decode_score: f64,
     pub(super) total: f64,
+    /// Rolesets with that total.
+    pub(super) ties: usize,
 }
 
 /// `prefill / max_prefill + decode / max_decode` for every roleset that has both; the least wins, ties at random.
@@ -27,9 +29,10 @@ pub(super) fn best(
             continue;
         };
         let total = prefill_score / max_prefill + decode_score / max_decode;
-        least.offer(total, Winner { prefill, prefill_score, decode, decode_score, total }, rng);
+        least.offer(total, Winner { prefill, prefill_score, decode, decode_score, total, ties: 1 }, rng);
     }
-    least.winner().map(|(winner, _)| winner)
+    let ties = least.ties();
+    least.winner().map(|(winner, _)| Winner { ties, ..winner })
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub use metrics::{
     FleetGauges, InFlight, Limit, Metrics, ModelGauge, PodGauge, PrefillFailureClass, PrefillLeg, PrefillOutcome,
     PrefillStage, PrefixIndexStats, TokenGauge, metrics_markdown,
 };
-pub use record::{Outcome, RequestRecord, Timings};
+pub use record::{DecisionEssentials, Outcome, RequestRecord, Timings};
 pub use trace::{
     LegSpan, LoggingError, RequestTrace, SelectedTarget, TraceParent, Tracer, Tracing, TracingError, init_logging,
     request_id,

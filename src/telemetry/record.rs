@@ -64,6 +64,29 @@ pub struct Timings {
     pub ended: Option<Tick>,
 }
 
+/// What spans tell about a selection; `/debug/decisions` has the rest. Lower scores are better.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DecisionEssentials {
+    /// Version of the fleet snapshot.
+    pub snapshot_version: u64,
+    /// Prefill pods and decode (or single) pods that were candidates.
+    pub candidates: (usize, usize),
+    /// The steps that narrowed them, `none` if none did.
+    pub steps: String,
+    /// The prefill pod's score.
+    pub prefill_score: Option<f64>,
+    /// The decode or single pod's score.
+    pub decode_score: Option<f64>,
+    /// The pair's score.
+    pub total_score: Option<f64>,
+    /// Prefix match of the prefill pod, percent.
+    pub prefix_match_pct: Option<u8>,
+    /// Rolesets or pods that shared the best score.
+    pub tied: usize,
+    /// How often it was decided again because another request was charged in between.
+    pub conflicts: u32,
+}
+
 /// A finished request.
 #[derive(Clone, Debug)]
 pub struct RequestRecord {
@@ -77,6 +100,8 @@ pub struct RequestRecord {
     pub strategy: Option<&'static str>,
     /// Prefill and decode policy names (PD).
     pub policies: Option<(&'static str, &'static str)>,
+    /// The essentials of the selection.
+    pub decision: Option<Box<DecisionEssentials>>,
     /// Why a single pod served it, when one did.
     pub single_reason: Option<&'static str>,
     /// The roleset, or empty.
@@ -120,6 +145,7 @@ impl RequestRecord {
             model: None,
             strategy: None,
             policies: None,
+            decision: None,
             single_reason: None,
             roleset: String::new(),
             prefill_pod: None,

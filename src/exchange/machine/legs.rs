@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::{Exchange, Routed, Routing, State};
+use super::{EXPLAIN, Exchange, Routed, Routing, State};
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
 use crate::engines::vllm::Handoff;
@@ -15,15 +15,15 @@ use crate::engines::{self, vllm};
 use crate::error::{ApiError, Reason};
 use crate::exchange::admission::Reservation;
 use crate::exchange::answer;
-use crate::exchange::event::{Adapter, Effect, RoutePlan};
+use crate::exchange::event::{Adapter, Effect, RequestHead, RoutePlan};
 use crate::exchange::headers::{leg_headers, text};
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
 use crate::fleet::{Model, Pod};
 use crate::prefix::PrefixUpdate;
 use crate::request::ParsedBody;
-use crate::routing::{self, Context, Decision, RequestFacts, SingleReason, Strategy, Target};
-use crate::telemetry::{Outcome, PrefillOutcome, PrefillStage};
+use crate::routing::{self, Context, Decision, DecisionRecord, RequestFacts, SingleReason, Strategy, Target};
+use crate::telemetry::{DecisionEssentials, Outcome, PrefillOutcome, PrefillStage};
 
 /// How long a decode pod has for taking in a request that nobody waits for.
 const DELIVERY: Duration = Duration::from_secs(1);
@@ -59,17 +59,28 @@ impl Exchange {
             max_metric_age: self.world.knobs.scrape.max_age,
             prefix: &self.world.prefix,
         };
-        match routing::select_and_charge(&model, &facts, strategy, &plan.knobs, context) {
-            Err(error) => {
-                if strategy == Strategy::Pd {
-                    self.world.metrics.selection_failed(Some(&model.name));
-                }
-                let text = format!("error on selecting target pod: {error}");
-                self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
-            }
-            Ok((decision, mut charges)) => {
+        let selected = routing::select_and_charge(&model, &facts, strategy, &plan.knobs, context);
+        let (outcome, charges) = match selected {
+            Ok((decision, charges)) => (Ok(decision), Some(charges)),
+            Err(error) => (Err(error), None),
+        };
+        let record = Arc::new(DecisionRecord {
+            at: now,
+            request_id: self.record.request_id.clone(),
+            model: Arc::clone(&model.name),
+            snapshot_version: model.snapshot_version,
+            profile: plan.profile.as_deref().map(|name| name.chars().take(64).collect()),
+            length: facts.length,
+            prompt_tokens: facts.prompt_tokens,
+            conflicts: charges.as_ref().map_or(0, |charges| charges.conflicts),
+            blind: charges.as_ref().is_some_and(|charges| charges.blind),
+            outcome,
+        });
+        self.world.journal.push(Arc::clone(&record));
+        self.explain(&record);
+        match (&record.outcome, charges) {
+            (Ok(decision), Some(mut charges)) => {
                 self.world.ledger.watch(&self.record.request_id, &mut charges.tokens);
-                self.record.timings.routed = Some(now);
                 if charges.conflicts > 0 {
                     self.world.metrics.selection_conflicts(u64::from(charges.conflicts));
                 }
@@ -77,10 +88,40 @@ impl Exchange {
                     self.world.metrics.blind_commit();
                 }
                 self.charges = Some(charges);
+                self.record.timings.routed = Some(now);
                 self.record.ready_pods = model.routable.len();
                 self.record.candidate_pods = decision.candidates.1;
                 self.start_legs(now, body, &plan, decision, &prepared.hashes, effects)
             }
+            (Err(error), _) => {
+                if strategy == Strategy::Pd {
+                    self.world.metrics.selection_failed(Some(&model.name));
+                }
+                let text = format!("error on selecting target pod: {error}");
+                self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
+            }
+            (Ok(_), None) => self.refuse(now, ApiError::new(Reason::Internal, "a selection without charges"), effects),
+        }
+    }
+
+    /// Notes for spans, and for a client that asked, what was decided.
+    fn explain(&mut self, record: &DecisionRecord) {
+        if let Ok(decision) = &record.outcome {
+            self.record.decision = Some(Box::new(DecisionEssentials {
+                snapshot_version: record.snapshot_version,
+                candidates: decision.candidates,
+                steps: decision.steps(),
+                prefill_score: decision.scores.prefill,
+                decode_score: decision.scores.decode,
+                total_score: decision.scores.total,
+                prefix_match_pct: decision.prefix_match_pct,
+                tied: decision.explanation.ties.total,
+                conflicts: record.conflicts,
+            }));
+        }
+        let asked = |head: &RequestHead| text(&head.headers, EXPLAIN) == Some("1");
+        if self.world.knobs.explain && self.head.as_ref().is_some_and(asked) {
+            self.explanation = Some(record.summary());
         }
     }
 
@@ -99,7 +140,7 @@ impl Exchange {
         now: Tick,
         body: ParsedBody,
         plan: &Plan,
-        decision: Decision,
+        decision: &Decision,
         hashes: &[u64],
         effects: &mut Vec<Effect>,
     ) -> State {
@@ -107,15 +148,15 @@ impl Exchange {
             self.record.policies = Some((prefill.name(), decode.name()));
         }
         let attempt = self.attempt_id();
-        match decision.target {
+        match &decision.target {
             Target::Single { pod, reason } => {
-                self.record.single_reason = (reason != SingleReason::Strategy).then(|| single_reason(reason));
-                self.hand_over(now, &body, Some(&pod), vllm::plain_body(&body), Some(attempt), effects)
+                self.record.single_reason = (*reason != SingleReason::Strategy).then(|| reason.name());
+                self.hand_over(now, &body, Some(pod), vllm::plain_body(&body), Some(attempt), effects)
             }
             Target::Pair { prefill, decode } => {
                 self.record.roleset.clone_from(&prefill.state.labels.roleset);
                 self.record.prefill_pod = Some(Arc::clone(&prefill.state.labels));
-                self.aim_at(&decode);
+                self.aim_at(decode);
                 self.record.timings.prefill_start = Some(now);
                 self.prefill_host = Some(Arc::clone(&prefill.spec.host));
                 self.world.metrics.selected_pair(&prefill.state.labels, &decode.state.labels);
@@ -139,6 +180,7 @@ impl Exchange {
                     max_answer_bytes: self.world.knobs.limits.max_prefill_answer_bytes,
                 })));
                 let leg = self.world.metrics.prefill_leg(self.record.model.clone());
+                let (prefill, decode) = (Arc::clone(prefill), Arc::clone(decode));
                 State::Prefilling(Box::new(Routed { body, prefill, decode, connector, attempt, leg }))
             }
         }
@@ -245,6 +287,9 @@ impl Exchange {
         {
             self.answer_headers.insert(answer::CHOSEN_PROFILE, name);
         }
+        if let Some(summary) = self.explanation.as_deref().and_then(|summary| HeaderValue::from_str(summary).ok()) {
+            self.answer_headers.insert(HeaderName::from_static(EXPLAIN), summary);
+        }
         effects.push(Effect::Route(Box::new(RoutePlan {
             address: pod.map(|pod| Arc::clone(&pod.address)),
             path: self.path(),
@@ -287,15 +332,5 @@ impl Exchange {
 
     fn leg_headers(&self, attempt: &str) -> HeaderMap {
         self.head.as_ref().map(|head| leg_headers(&head.headers, attempt)).unwrap_or_default()
-    }
-}
-
-fn single_reason(reason: SingleReason) -> &'static str {
-    match reason {
-        SingleReason::CombinedFallback => "combined_fallback",
-        SingleReason::CombinedIdle => "combined_idle",
-        SingleReason::CombinedUnsplittable => "combined_unsplittable",
-        SingleReason::DecodeOnly => "decode_only",
-        SingleReason::Strategy => "strategy",
     }
 }

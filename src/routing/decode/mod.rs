@@ -15,7 +15,9 @@ pub(super) use fast_path::fast_path;
 pub(super) use score::score;
 
 use super::eligibility::Candidate;
-use super::{Context, RequestFacts};
+use std::time::Duration;
+
+use super::{Considered, Context, Fate, RequestFacts, Terms};
 use crate::fleet::Pod;
 use crate::knobs::PdKnobs;
 
@@ -50,6 +52,8 @@ pub(super) struct Facts {
     pub(super) tokens: f64,
     /// Ages of the requests they belong to, summed up, seconds.
     pub(super) open_seconds: f64,
+    /// Age of the signals, when fresh.
+    pub(super) metrics_age: Option<Duration>,
 }
 
 /// Other gateways' running requests on a pod; 0 when not known.
@@ -86,6 +90,7 @@ impl Facts {
             drain: known(signals.drain_rate),
             free: known(signals.kv_usage).map_or(100.0, free_percent),
             running: known(signals.running),
+            metrics_age: signals.at.map(|at| context.now.since(at)),
             ..ours
         }
     }
@@ -105,6 +110,26 @@ fn free_percent(usage: f64) -> f64 {
 /// Tokens that the chosen decode pod is charged: the whole prompt, since it receives all of its KV cache.
 pub(super) fn charge(request: &RequestFacts<'_>, knobs: &PdKnobs) -> Option<u64> {
     knobs.decode_policy.charges_tokens().then_some(request.prompt_tokens)
+}
+
+impl Facts {
+    /// The pod as an explanation shows it; `score` only if it was scored.
+    pub(super) fn considered(&self, pod: &Pod, score: Option<f64>, cold_start: bool) -> Considered {
+        Considered {
+            slot: pod.state.slot,
+            fate: if score.is_some() { Fate::Scored } else { Fate::LeftOut },
+            score,
+            count: self.count,
+            metrics_age: self.metrics_age,
+            terms: Terms::Decode {
+                throughput: self.throughput,
+                drain: self.drain,
+                free_pct: self.free,
+                tokens: self.tokens,
+                cold_start: cold_start && !self.fresh,
+            },
+        }
+    }
 }
 
 /// Decode requests per decode pod of each roleset.

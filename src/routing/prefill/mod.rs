@@ -14,7 +14,7 @@ pub(super) use token_load::charge;
 
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
-use super::{Context, RequestFacts};
+use super::{Considered, Context, Fate, RequestFacts, Terms};
 use crate::fleet::Model;
 use crate::knobs::{PdKnobs, PrefillPolicy};
 use crate::prefix::PrefixIndex;
@@ -63,6 +63,29 @@ pub(super) struct Scored {
     pub(super) best: Vec<Least<usize>>,
     /// The largest score, at least 1: what scores are normalised with.
     pub(super) max: f64,
+    /// One per id, in the order of the ids.
+    pub(super) fates: Vec<(Fate, Option<f64>)>,
+}
+
+/// A candidate as an explanation shows it.
+pub(super) fn considered(
+    candidate: &Candidate<'_>,
+    (fate, score): (Fate, Option<f64>),
+    count: u64,
+    match_pct: u8,
+    context: Context<'_>,
+) -> Considered {
+    let state = &candidate.pod.state;
+    let (tokens, signals) = (state.load.tokens.view(), state.signals.load());
+    let fresh = signals.fresh(context.now, context.max_metric_age);
+    Considered {
+        slot: state.slot,
+        fate,
+        score,
+        count: count as f64,
+        metrics_age: signals.at.filter(|_| fresh).map(|at| context.now.since(at)),
+        terms: Terms::Prefill { match_pct, active_tokens: tokens.active, kv_tokens: tokens.kv },
+    }
 }
 
 /// What step 3 looks at beside the candidates that are left.
@@ -83,12 +106,15 @@ pub(super) fn score(candidates: &[Candidate<'_>], ids: &[usize], scoring: Scorin
     let count = |id: usize| counts.get(id).copied().unwrap_or(0) as f64;
     let max_count = ids.iter().map(|id| count(*id)).fold(1.0, f64::max);
     let verdicts = outliers::judge(candidates, counts, ids, knobs.standard_deviation_factor);
-    let mut scored = Scored { best: vec![Least::default(); rolesets], max: 1.0 };
+    let mut scored = Scored { best: vec![Least::default(); rolesets], max: 1.0, fates: Vec::with_capacity(ids.len()) };
     for (id, verdict) in ids.iter().copied().zip(verdicts) {
-        let percent = match verdict {
-            outliers::Verdict::Skip => continue,
-            outliers::Verdict::LoadOnly => 0,
-            outliers::Verdict::Keep => matches.counted(id, knobs),
+        let (fate, percent) = match verdict {
+            outliers::Verdict::Skip => {
+                scored.fates.push((Fate::Outlier, None));
+                continue;
+            }
+            outliers::Verdict::LoadOnly => (Fate::LoadOnly, 0),
+            outliers::Verdict::Keep => (Fate::Scored, matches.counted(id, knobs)),
         };
         let Some(candidate) = candidates.get(id) else { continue };
         let state = &candidate.pod.state;
@@ -110,6 +136,7 @@ pub(super) fn score(candidates: &[Candidate<'_>], ids: &[usize], scoring: Scorin
         // Only knobs out of their range can make these; no roleset may lose its candidate over them.
         let score = if score.is_nan() { count(id) } else { score.clamp(-CEILING, CEILING) };
         scored.max = scored.max.max(score);
+        scored.fates.push((fate, Some(score)));
         if let Some(best) = scored.best.get_mut(candidate.roleset) {
             best.offer(score, id, rng);
         }

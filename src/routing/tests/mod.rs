@@ -3,3 +3,4 @@
 mod properties;
 mod reports;
 mod steps;
+mod tokens;

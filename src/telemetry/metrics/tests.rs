@@ -65,6 +65,7 @@ fn record(outcome: Outcome, status: u16) -> RequestRecord {
         model: Some("llama".into()),
         strategy: Some("pd"),
         policies: Some(("prefix_cache", "load_balancing")),
+        decision: None,
         single_reason: None,
         roleset: "rs-0".into(),
         prefill_pod: Some(pod("p-0")),

@@ -10,7 +10,7 @@ use super::tandem::Tandem;
 pub const QUIET_WITHIN: Duration = Duration::from_secs(1);
 
 /// Gauges that count work in flight.
-pub const GAUGES: [&str; 7] = [
+pub const GAUGES: [&str; 11] = [
     "gateway_in_flight_requests",
     "gateway_model_in_flight_requests",
     "gateway_prefill_outstanding_requests",
@@ -18,6 +18,10 @@ pub const GAUGES: [&str; 7] = [
     "tandem_pod_decode_running",
     "tandem_pod_decode_pending",
     "tandem_buffered_bytes",
+    "pd_token_load_active_tokens",
+    "pd_token_load_kv_tokens",
+    "pd_token_load_decode_tokens",
+    "tandem_token_load_stranded_tokens",
 ];
 
 /// Call it when all answers are in and all clients have gone: within [`QUIET_WITHIN`] every gauge of every living

@@ -61,6 +61,7 @@ fn record(outcome: Outcome) -> RequestRecord {
         model: Some("llama".into()),
         strategy: Some("pd"),
         policies: None,
+        decision: None,
         single_reason: None,
         roleset: String::new(),
         prefill_pod: None,
