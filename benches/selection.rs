@@ -104,7 +104,6 @@ fn main() {
         budget_bytes: 256 << 20,
         max_blocks: None,
         max_idle: Duration::from_mins(20),
-        sweep_interval: Duration::from_secs(1),
     };
     let hashes: Vec<u64> = (0..1000u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
     for (rolesets, per_side) in [(16, 2), (8, 1), (125, 4), (1, 500)] {

@@ -1,6 +1,7 @@
 //! Orders of events, as tables and as random walks. The oracle after each: one `End` at most, and nothing charged.
 
 mod disorder;
+mod effects;
 mod limits;
 mod profiles;
 mod tokens;

@@ -149,7 +149,6 @@ pub(super) fn index() -> PrefixIndex {
         budget_bytes: 8 << 20,
         max_blocks: None,
         max_idle: Duration::from_mins(20),
-        sweep_interval: Duration::from_secs(1),
     })
 }
 

@@ -353,6 +353,25 @@ fn only_what_concerns_requests_is_compared() {
 }
 
 #[test]
+fn the_examples_of_the_page_are_usable() {
+    let page = include_str!("../../../docs/profiles.md");
+    let examples: Vec<&str> =
+        page.split("```json").skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect();
+    assert_eq!(examples.len(), 3);
+    for example in &examples {
+        assert_eq!(parse(example).1, Vec::<String>::new(), "{example}");
+    }
+    let (config, _) = parse(examples[1]);
+    for (prompt, max, expected) in
+        [(7999, None, "short"), (8000, None, "long"), (8000, Some(3999), "long"), (8000, Some(4000), "long-essay")]
+    {
+        let features = Features { prompt_tokens: Some(prompt), max_tokens: max };
+        assert_eq!(&*config.by_hints(features).unwrap().name, expected, "{features:?}");
+    }
+    assert_eq!(parse(examples[2]).0.profiles["default"].rate_limit, Some(RateLimit::PerReplica(10)));
+}
+
+#[test]
 fn long_values_are_cut_in_warnings() {
     let (_, warnings) = profile(&format!(r#"{{"prefillScorePolicy": "{}"}}"#, "é".repeat(5000)));
     assert!(warnings[0].chars().count() < 300, "{}", warnings[0].len());
