@@ -6,6 +6,7 @@ mod balance;
 mod churn;
 mod kills;
 mod mooncake;
+mod profiles;
 mod rolesets;
 mod routes;
 mod signals;
