@@ -51,6 +51,8 @@ pub enum Reason {
     BadStrategy,
     /// The model takes no more requests in this second.
     RateLimited,
+    /// `external-filter` is not a label selector.
+    BadFilter,
     /// No target could be selected: an incomplete roleset, no matching bucket.
     SelectionFailed,
     /// The request cannot be disaggregated: duplicate controlled keys, a body that is no object.
@@ -76,7 +78,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for tables and tests.
-    pub const ALL: [Reason; 23] = [
+    pub const ALL: [Reason; 24] = [
         Reason::InvalidApiKey,
         Reason::BodyInvalid,
         Reason::ModelMissing,
@@ -90,6 +92,7 @@ impl Reason {
         Reason::NoRoutablePods,
         Reason::BadStrategy,
         Reason::RateLimited,
+        Reason::BadFilter,
         Reason::SelectionFailed,
         Reason::InvalidPdRequest,
         Reason::EngineUnsupported,
@@ -112,6 +115,7 @@ impl Reason {
             | Reason::MultipartInvalid
             | Reason::ModelUnknown
             | Reason::BadStrategy
+            | Reason::BadFilter
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => StatusCode::BAD_REQUEST,
             Reason::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -146,6 +150,7 @@ impl Reason {
             | Reason::ModelUnknown
             | Reason::BadStrategy
             | Reason::RateLimited
+            | Reason::BadFilter
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => Blame::Client,
             Reason::NoRoutablePods | Reason::SelectionFailed | Reason::EngineUnsupported => Blame::Fleet,
@@ -169,7 +174,9 @@ impl Reason {
             Reason::NoRoutablePods => &["x-error-no-model-backends"],
             Reason::BadStrategy => &["x-error-routing", "x-error-invalid-routing-strategy"],
             Reason::RateLimited => &["x-error-model-rps-exceeded"],
-            Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => &["x-error-routing"],
+            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => {
+                &["x-error-routing"]
+            }
             Reason::PrefillRejected | Reason::PrefillFailed => &["x-error-pd-prefill"],
             Reason::HandoffInvalid => &["x-error-pd-prefill", "x-error-routing"],
             Reason::DecodeFailed => &["x-error-pd-decode"],
@@ -211,7 +218,9 @@ impl Reason {
             Reason::ModelUnknown | Reason::NoRoutablePods => "x-error-no-model-backends_fail",
             Reason::BadStrategy => "x-error-invalid-routing-strategy_fail",
             Reason::RateLimited => "x-error-model-rps-exceeded_fail",
-            Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => "x-error-routing_fail",
+            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => {
+                "x-error-routing_fail"
+            }
             Reason::PrefillRejected => "pd_prefill_rejected",
             Reason::PrefillFailed | Reason::HandoffInvalid => "pd_prefill_failure",
             Reason::DecodeFailed => "pd_decode_failure",

@@ -19,6 +19,7 @@ mod headers;
 mod machine;
 mod plan;
 mod prepare;
+mod session;
 #[cfg(test)]
 mod tests;
 

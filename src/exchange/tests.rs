@@ -4,6 +4,7 @@ mod disorder;
 mod effects;
 mod limits;
 mod profiles;
+mod strategies;
 mod tokens;
 
 use std::collections::BTreeMap;

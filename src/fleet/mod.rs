@@ -9,6 +9,7 @@ mod build;
 pub(crate) mod fixture;
 mod hints;
 mod profile;
+mod selector;
 mod signals;
 mod snapshot;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use arc_swap::ArcSwap;
 pub use build::build;
 pub use hints::{Features, Hints};
 pub use profile::{AUTO, BucketRange, ModelConfig, Profile, ProfileError, RateLimit};
+pub use selector::{MAX_SELECTOR_BYTES, MAX_SELECTOR_REQUIREMENTS, Selector, SelectorError};
 pub use signals::Signals;
 pub use snapshot::{Fleet, Model, PartialRoleset, Roleset, Snapshot};
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::Hints;
-use crate::knobs::{BucketServeMode, DecodePolicy, MAX_TOKENS, PdKnobs, PrefillPolicy, STRATEGIES};
+use crate::knobs::{BucketServeMode, DecodePolicy, MAX_TOKENS, PdKnobs, PrefillPolicy, parse_strategy};
 
 /// The value of the request header `config-profile` that leaves the choice to the hints; any case.
 pub const AUTO: &str = "auto";
@@ -200,9 +200,11 @@ fn rate_limit(entry: &Map<String, Value>, place: &str, warnings: &mut Vec<String
 
 /// A strategy that does not exist stays in force, as in the reference: its requests are refused.
 fn check_strategy(strategy: Option<&str>, field: &str, warnings: &mut Vec<String>) {
-    if let Some(name) = strategy.filter(|name| !STRATEGIES.contains(name)) {
+    if let Some(name) = strategy
+        && let Err(error) = parse_strategy(name)
+    {
         let name: String = name.chars().take(60).collect();
-        warnings.push(format!("{field} is {name:?}, which does not exist here: requests that it applies to get 400"));
+        warnings.push(format!("{field} is {name:?} ({error}): requests that it applies to get 400"));
     }
 }
 

@@ -82,7 +82,7 @@ fn auto_chooses_by_prompt_and_output_at_their_exact_bounds() {
         run.feed(head(AUTO)).feed(words(tokens, members));
         assert_eq!(chosen(&mut run).as_deref(), Some(expected), "{tokens} {members}");
         let strategy = if expected == "short" { "least-request" } else { "pd" };
-        assert_eq!(run.record().strategy, Some(strategy));
+        assert_eq!(run.record().strategy.as_deref(), Some(strategy));
         run.oracle();
     }
     // Prompts of token ids are exact without a count.
@@ -102,7 +102,7 @@ fn only_auto_names_the_profile_and_a_strategy_header_does_not_stop_it() {
     let mut run = Run::new(with_config(SIZES));
     run.feed(head(&[("config-profile", "auto"), ("routing-strategy", "random")])).feed(words(200, ""));
     assert_eq!(chosen(&mut run).as_deref(), Some("long"));
-    assert_eq!(run.record().strategy, Some("random"));
+    assert_eq!(run.record().strategy.as_deref(), Some("random"));
 
     // Also on an answer that is an error of the engine, and where Envoy's routes decide.
     let mut run =

@@ -1,6 +1,7 @@
 //! The cascade as a whole.
 
-mod properties;
+mod filters;
+pub(super) mod properties;
 mod reports;
 mod steps;
 mod tokens;

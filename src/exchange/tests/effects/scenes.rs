@@ -140,7 +140,7 @@ pub(super) fn sessions(given: &Given<'_>) -> String {
 
 pub(super) fn strategy_by_default(given: &Given<'_>) -> String {
     let scene = Scene::new(given, TWO_AND_TWO);
-    scene.ask_with(&[], "hello").exchange.record().strategy.unwrap_or("none").to_owned()
+    scene.ask_with(&[], "hello").exchange.record().strategy.as_deref().unwrap_or("none").to_owned()
 }
 
 pub(super) fn without_a_token(given: &Given<'_>) -> String {
