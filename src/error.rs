@@ -49,10 +49,10 @@ pub enum Reason {
     NoRoutablePods,
     /// The routing strategy does not exist.
     BadStrategy,
-    /// The model takes no more requests in this second.
-    RateLimited,
     /// `external-filter` is not a label selector.
     BadFilter,
+    /// The model takes no more requests in this second.
+    RateLimited,
     /// No target could be selected: an incomplete roleset, no matching bucket.
     SelectionFailed,
     /// The request cannot be disaggregated: duplicate controlled keys, a body that is no object.
@@ -91,8 +91,8 @@ impl Reason {
         Reason::ModelUnknown,
         Reason::NoRoutablePods,
         Reason::BadStrategy,
-        Reason::RateLimited,
         Reason::BadFilter,
+        Reason::RateLimited,
         Reason::SelectionFailed,
         Reason::InvalidPdRequest,
         Reason::EngineUnsupported,
@@ -149,8 +149,8 @@ impl Reason {
             | Reason::MultipartInvalid
             | Reason::ModelUnknown
             | Reason::BadStrategy
-            | Reason::RateLimited
             | Reason::BadFilter
+            | Reason::RateLimited
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => Blame::Client,
             Reason::NoRoutablePods | Reason::SelectionFailed | Reason::EngineUnsupported => Blame::Fleet,

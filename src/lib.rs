@@ -14,6 +14,7 @@ pub mod rng;
 pub mod telemetry;
 
 // Floor 1: what is known about the fleet.
+pub mod bands;
 pub mod discovery;
 pub mod fleet;
 pub mod load;
@@ -32,6 +33,7 @@ pub mod admin;
 pub mod drive;
 pub mod ext_proc;
 pub mod front;
+pub mod replay;
 
 // Floor 5: composition.
 pub mod app;

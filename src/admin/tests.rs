@@ -13,8 +13,8 @@ use crate::fleet::{Engine, Model, PartialRoleset, Pod, PodKey, PodSpec, PodState
 use crate::knobs::{Origin, Setting};
 use crate::load::{Commit, DecodeCharge, PrefillCharge};
 use crate::routing::{
-    Considered, Decision, DecisionRecord, Explanation, FastPaths, Fate, PromptLength, RoutingError, Scores, Target,
-    Terms, TokenCost,
+    BandUse, Considered, Decision, DecisionRecord, Explanation, FastPaths, Fate, PromptLength, RoutingError, Scores,
+    Target, Terms, TokenCost,
 };
 use crate::telemetry::PodLabels;
 
@@ -245,6 +245,7 @@ async fn decisions_are_shown_with_their_numbers() {
         strategy: crate::routing::Strategy::Pd,
         policies: None,
         fast_paths: FastPaths::default(),
+        band: Some(BandUse { roleset: "rs-0".into(), applied: true }),
         prefix_match_pct: Some(40),
         candidates: (1, 1),
         scores: Scores { total: Some(0.75), ..Scores::default() },
@@ -273,6 +274,8 @@ async fn decisions_are_shown_with_their_numbers() {
     assert_eq!(shown["request_id"], "r-1");
     assert_eq!(shown["prompt_length"], json!({"more_than_tokens": 100}));
     assert_eq!(shown["target"], json!({"prefill": "ns/p", "decode": "ns/d", "roleset": "rs-0"}));
+    assert_eq!(shown["band"], json!({"roleset": "rs-0", "applied": true}));
+    assert_eq!(shown["steps"], "band");
     assert_eq!(shown["scores"]["total"], 0.75);
     assert_eq!(shown["charged_tokens"], json!({"prefill": 3600, "decode": null}));
     assert_eq!(shown["prefill_pods"][0]["prefix_match_pct"], 40);

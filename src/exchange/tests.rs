@@ -1,5 +1,6 @@
 //! Orders of events, as tables and as random walks. The oracle after each: one `End` at most, and nothing charged.
 
+mod bands;
 mod disorder;
 mod effects;
 mod limits;

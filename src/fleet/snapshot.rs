@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 
 use super::build::Identity;
 use super::{Engine, ModelConfig, Pod, PodKey};
+use crate::bands::ModelBands;
 use crate::load::{Commit, LoadCell, RateWindow};
 
 /// A roleset with at least one routable prefill and one routable decode replica.
@@ -70,6 +71,8 @@ pub struct Model {
     pub engines_mixed: bool,
     /// Serialises select-and-charge of this model without a lock; survives snapshots.
     pub commit: Arc<Commit>,
+    /// Prompt lengths and the plans made from them; survives snapshots.
+    pub bands: Arc<ModelBands>,
     /// Requests of the present second that a profile's limit counts; survives snapshots.
     pub rate: Arc<RateWindow>,
 }

@@ -27,7 +27,9 @@ fn an_incarnation_keeps_its_state_and_a_model_its_commit() {
     let two = build(&one, &[PodSpec { ready: false, ..spec("a") }, spec("b"), spec("c")], &mut slots);
     assert_eq!((one.version, two.version), (1, 2));
     let (m1, m2) = (one.model("m").unwrap(), two.model("m").unwrap());
-    assert!(Arc::ptr_eq(&m1.commit, &m2.commit) && Arc::ptr_eq(&m1.rate, &m2.rate));
+    assert!(Arc::ptr_eq(&m1.commit, &m2.commit));
+    assert!(Arc::ptr_eq(&m1.bands, &m2.bands));
+    assert!(Arc::ptr_eq(&m1.rate, &m2.rate));
     assert!(Arc::ptr_eq(&m1.pods[0].state, &m2.pods[0].state), "a changed spec keeps the state");
     assert!(Arc::ptr_eq(&m1.pods[1], &m2.pods[1]), "an unchanged pod is the same object");
     assert_eq!(m2.pods[2].state.slot, 2);

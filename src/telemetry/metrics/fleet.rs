@@ -1,6 +1,6 @@
 //! The exposition, and the gauges that reflect the fleet at that moment.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -80,6 +80,17 @@ impl Metrics {
             tracing::error!(%error, "metrics cannot be written");
             String::new()
         })
+    }
+
+    /// The longest prompt per roleset of the live plans; called before an exposition. Rolesets that are not named lose
+    /// their series.
+    pub fn set_band_ends(&self, ends: &BTreeMap<Arc<str>, u64>) {
+        if let Some(family) = self.families.get(Metric::BandMax as usize) {
+            family.retain(["roleset", "roleset"], |roleset, _| ends.contains_key(roleset));
+        }
+        for (roleset, end) in ends {
+            self.series(Metric::BandMax, &[roleset]).set((*end).min(i64::MAX.cast_unsigned()));
+        }
     }
 
     /// Removes the series of a pod that left.
