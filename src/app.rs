@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use tonic::transport::server::TcpIncoming;
 
 use crate::admin::{self, AdminState, Readiness};
+use crate::bands::{self, Keepers};
 use crate::clock::Clock;
 use crate::discovery::{self, DepartedListener, FleetBuilder, POLL_INTERVAL, PodFiles, PodReader};
 use crate::drive::{Driver, Stops};
@@ -19,7 +20,7 @@ use crate::exchange::World;
 use crate::ext_proc::Processor;
 use crate::fleet::{Engine, Fleet};
 use crate::front;
-use crate::knobs::{Knobs, Report};
+use crate::knobs::{Knobs, PdKnobs, Report};
 use crate::load::SweepReason;
 use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
@@ -36,6 +37,8 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 const HEALTH_SERVICE: &str = "gateway-plugin";
 /// How often offered prefix entries are taken in: far below the time in which a follow-up request can come.
 const PREFIX_BEAT: Duration = Duration::from_millis(5);
+/// How often observed prompt lengths are taken in.
+const BANDS_BEAT: Duration = Duration::from_secs(1);
 /// How often the janitor looks for token charges whose time is over. (The reference looks once a minute.)
 const JANITOR_BEAT: Duration = Duration::from_secs(1);
 /// How long streams that were opened before the listener closed have to send their request.
@@ -134,6 +137,7 @@ impl Gateway {
         background.spawn(sweep_token_charges(Arc::clone(&world), clock, stop_background.clone()));
         background.spawn(keep_prefix_index(prefix, clock, stop_background.clone()));
         background.spawn(note_snapshots(builder.subscribe(), Arc::clone(&metrics), clock, stop_background.clone()));
+        background.spawn(keep_bands(Arc::clone(&fleet), Arc::clone(&knobs.pd), clock, stop_background.clone()));
         let scraper = Arc::new(Scraper {
             knobs: knobs.scrape.clone(),
             pages: HttpPages::new(&knobs.scrape),
@@ -164,6 +168,7 @@ impl Gateway {
                     evictions: index.evictions,
                     dropped_updates: index.dropped_updates,
                 });
+                metrics.set_band_ends(&bands::ends(&held.fleet.load()));
                 if let Some(dropped) = &spans_dropped {
                     metrics.set_spans_dropped(dropped());
                 }
@@ -327,6 +332,19 @@ async fn keep_prefix_index(prefix: Arc<PrefixIndex>, clock: Clock, stop: Cancell
     }
 }
 
+/// Turns observed prompt lengths into plans for bucket serving.
+async fn keep_bands(fleet: Arc<Fleet>, knobs: Arc<PdKnobs>, clock: Clock, stop: CancellationToken) {
+    let mut beat = tokio::time::interval(BANDS_BEAT);
+    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut keepers = Keepers::default();
+    loop {
+        tokio::select! {
+            _ = beat.tick() => keepers.refresh(&fleet.load(), &knobs, clock.now()),
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
 /// The janitor of the token ledgers. A force-release means that a release was lost, which should not happen.
 async fn sweep_token_charges(world: Arc<World>, clock: Clock, stop: CancellationToken) {
     let mut beat = tokio::time::interval(JANITOR_BEAT);
@@ -372,7 +390,11 @@ async fn discover(
             let mut reader = PodReader::new(Arc::clone(&knobs.pd));
             let readings: Vec<_> = documents.pods.iter().map(|manifest| reader.read(manifest)).collect();
             let problems = documents.broken.iter().map(ToString::to_string);
-            builder.set_problems(problems.chain(readings.iter().flat_map(|read| read.problems.clone())).collect());
+            builder.set_problems(
+                problems
+                    .chain(readings.iter().flat_map(|read| read.problems.iter().chain(&read.config_problems).cloned()))
+                    .collect(),
+            );
             builder.apply(readings.into_iter().filter_map(|read| read.spec).collect());
         }
     }

@@ -14,6 +14,7 @@ pub mod rng;
 pub mod telemetry;
 
 // Floor 1: what is known about the fleet.
+pub mod bands;
 pub mod discovery;
 pub mod fleet;
 pub mod load;

@@ -7,6 +7,7 @@ use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::AdminState;
+use crate::bands::ProfilePlan;
 use crate::clock::Tick;
 use crate::fleet::{Model, Pod, Role, Roleset};
 
@@ -48,9 +49,22 @@ fn show_model(model: &Model, now: Tick, state: &AdminState) -> Value {
         "standalone": names(&model.standalone),
         "locked_strategy": model.config.as_ref().and_then(|config| config.locked_strategy.as_deref()),
         "profiles": model.config.as_ref().map(|config| config.profiles.keys().map(|name| &**name).collect::<Vec<_>>()),
+        "bands": model.bands.plans().iter().map(show_bands).collect::<Vec<_>>(),
+        "config_pod": model.config_pod.as_ref().map(ToString::to_string),
         "config_disagreements": model.config_disagreements,
+        "config_differing_pods": model.config_differing.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "pods": pods,
     })
+}
+
+/// `max` is null for a band without end.
+fn show_bands(live: &ProfilePlan) -> Value {
+    let bands: Vec<Value> = live
+        .plan
+        .bands()
+        .map(|band| json!({"roleset": &**band.roleset, "min": band.min, "max": (band.max < u64::MAX).then_some(band.max)}))
+        .collect();
+    json!({"profile": live.profile.as_deref(), "mode": live.plan.mode().name(), "bands": bands})
 }
 
 fn show_roleset(roleset: &Roleset) -> Value {

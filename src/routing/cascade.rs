@@ -6,7 +6,7 @@ use super::eligibility::{Candidate, Pool};
 use super::least::Least;
 use super::{
     Context, Decision, Explanation, FastPaths, Fate, MissingSignals, RequestFacts, RoutingError, Scores, SingleReason,
-    Strategy, Target, Ties, TokenCost, combined, decode, explain, pair, plain, prefill, unsplittable,
+    Strategy, Target, Ties, TokenCost, band, combined, decode, explain, pair, plain, prefill, unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::PdKnobs;
@@ -20,6 +20,8 @@ pub(super) struct Question<'a> {
     pub(super) strategy: Strategy,
     pub(super) knobs: &'a PdKnobs,
     pub(super) context: Context<'a>,
+    /// The roleset that the plan has for the request's length.
+    pub(super) band: Option<&'a Arc<str>>,
 }
 
 /// Decides on the loads as they are now.
@@ -35,6 +37,7 @@ pub(super) fn decide(
         strategy,
         policies: (strategy == Strategy::Pd).then_some((knobs.prefill_policy, knobs.decode_policy)),
         fast_paths,
+        band: None,
         prefix_match_pct: None,
         candidates: (0, candidates),
         scores,
@@ -117,6 +120,9 @@ fn pick_pair(
         prefill_ids.retain(|id| prefills.get(*id).is_some_and(|prefill| prefill.roleset == roleset));
     }
 
+    let band =
+        question.band.map(|band| band::narrow(model, band, (prefills, &mut prefill_ids), (decodes, &mut decode_ids)));
+
     let scoring = prefill::Scoring { request, counts: &counts, matches, knobs, context, rolesets };
     let prefill_scored = prefill::score(prefills, &prefill_ids, scoring, rng);
     let decode_scored = decode::score(&facts, &decode_ids, knobs);
@@ -161,6 +167,7 @@ fn pick_pair(
         strategy: Strategy::Pd,
         policies: Some((knobs.prefill_policy, knobs.decode_policy)),
         fast_paths,
+        band,
         prefix_match_pct: matches.raw(winner.prefill),
         candidates: (prefills.len(), decodes.len()),
         tokens: TokenCost {

@@ -228,6 +228,9 @@ impl Decision {
         if let Some(check) = self.fast_paths.decode {
             steps.push(check.name());
         }
+        if self.band.as_ref().is_some_and(|band| band.applied) {
+            steps.push("band");
+        }
         if self.scores.cold_start {
             steps.push("cold_start");
         }

@@ -1,11 +1,12 @@
 //! Where a request goes: a pure pipeline over (snapshot, request, knobs, loads, seed).
 //!
 //! Order of the steps (the PD document's "Pod Selection Algorithm"): eligibility → buckets → combined → prefill fast
-//! path → decode fast path → prefill scores → decode scores → pair. One file per step or policy.
+//! path → decode fast path → band → prefill scores → decode scores → pair. One file per step or policy.
 //!
 //! Promises: the same arguments give the same decision; no signal of an engine, however broken, can make a score that
 //! is not a number or leave a request without a target while there is one; a pair always shares a roleset.
 
+mod band;
 mod bucket;
 mod cascade;
 mod combined;
@@ -49,6 +50,17 @@ pub enum PromptLength {
     MoreThan(u64),
     /// Not counted, because nothing depends on it.
     Unknown,
+}
+
+impl PromptLength {
+    /// The tokens, as bands see them: one more than the bound for a prompt that was not counted to its end.
+    pub fn tokens(self) -> Option<u64> {
+        match self {
+            PromptLength::Exactly(tokens) => Some(tokens),
+            PromptLength::MoreThan(tokens) => Some(tokens.saturating_add(1)),
+            PromptLength::Unknown => None,
+        }
+    }
 }
 
 /// Whether the request can be split into two legs.
@@ -176,6 +188,15 @@ pub enum DecodeFastPath {
     DrainScore,
 }
 
+/// What adaptive bucket serving (step 2b) had to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BandUse {
+    /// The roleset whose band the prompt's length lies in.
+    pub roleset: Arc<str>,
+    /// True when the candidates were narrowed to it; false when it had none left on one side.
+    pub applied: bool,
+}
+
 /// How the winner was scored; lower is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scores {
@@ -214,6 +235,8 @@ pub struct Decision {
     pub policies: Option<(PrefillPolicy, DecodePolicy)>,
     /// Fast paths that fired.
     pub fast_paths: FastPaths,
+    /// The band that was consulted; `None` without a plan for this length, and for a single pod.
+    pub band: Option<BandUse>,
     /// Prefix match of the chosen prefill pod, percent, when a policy looked.
     pub prefix_match_pct: Option<u8>,
     /// Pods that were candidates for the (prefill, decode) side after bucketing, before any fast path. A single pod
@@ -297,7 +320,9 @@ pub fn select(
 ) -> Result<Decision, RoutingError> {
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
     let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
-    cascade::decide(cascade::Question { model, request, strategy, knobs, context }, &pool, &matches)
+    let band = band::look_up(model, request, knobs, context.seed);
+    let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
+    cascade::decide(question, &pool, &matches)
 }
 
 /// Selects and charges in one step: concurrent selections see each other's charges. What does not depend on loads
@@ -311,7 +336,8 @@ pub fn select_and_charge(
 ) -> Result<(Decision, Charges), RoutingError> {
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
     let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
-    let question = cascade::Question { model, request, strategy, knobs, context };
+    let band = band::look_up(model, request, knobs, context.seed);
+    let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
     let decide = || cascade::decide(question, &pool, &matches);
     let mut conflicts = 0;
     while conflicts < MAX_CONFLICTS {

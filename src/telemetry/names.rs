@@ -113,10 +113,18 @@ metrics! {
         "Pairs by chosen prefill pod.";
     SelectedDecode "pd_selected_decode_pod_total" Counter POD,
         "Pairs by chosen decode pod.";
+    BandServed "pd_bucket_serve_band_total" Counter &["roleset"],
+        "Requests that adaptive bucket serving sent to the roleset.";
+    BandTokens "pd_bucket_serve_prompt_tokens_total" Counter &["roleset"],
+        "Their prompt tokens, as the gateway counts them.";
+    BandMax "pd_bucket_serve_band_max" Gauge &["roleset"],
+        "The longest prompt, in tokens, in a band of the roleset; 2^63 - 1 without end. Absent while no live plan holds the roleset.";
     PdPrefillFailure "gateway_pd_prefill_failure_total" Counter &["class", "stage"],
         "Failed prefill legs by class, and by whether the decode pod had begun to answer.";
     ModelReplicas "model_replicas" Gauge &["model"],
         "Routable pods per model.";
+    ConfigDisagreements "tandem_config_disagreements" Gauge &["model"],
+        "Pods whose `model.aibrix.ai/config` says something else about requests than the one in force.";
     EngineQueryFail "llm_engine_metrics_query_fail" Counter POD,
         "Scrapes of a pod's engine metrics that failed.";
     Handoff "tandem_handoff_total" Counter &["outcome"],

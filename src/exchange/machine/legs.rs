@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{EXPLAIN, Exchange, Routed, Routing, State};
+use crate::bands;
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
 use crate::engines::vllm::Handoff;
@@ -23,7 +24,9 @@ use crate::exchange::session::{SESSION_ID, session_id};
 use crate::fleet::{Model, Pod};
 use crate::prefix::PrefixUpdate;
 use crate::request::ParsedBody;
-use crate::routing::{self, Context, Decision, DecisionRecord, RequestFacts, SingleReason, Strategy, Target};
+use crate::routing::{
+    self, Context, Decision, DecisionRecord, PromptLength, RequestFacts, SingleReason, Strategy, Target,
+};
 use crate::telemetry::{DecisionEssentials, Outcome, PrefillOutcome, PrefillStage};
 
 /// How long a decode pod has for taking in a request that nobody waits for.
@@ -93,6 +96,7 @@ impl Exchange {
                 for signal in decision.missing.names() {
                     self.world.metrics.routing_signal_missing(&model.name, signal);
                 }
+                self.note_bands(&model, &plan, facts.length, decision);
                 self.charges = Some(charges);
                 self.record.timings.routed = Some(now);
                 self.record.ready_pods = model.routable.len();
@@ -128,6 +132,16 @@ impl Exchange {
         let asked = |head: &RequestHead| text(&head.headers, EXPLAIN) == Some("1");
         if self.world.knobs.explain && self.head.as_ref().is_some_and(asked) {
             self.explanation = Some(record.summary());
+        }
+    }
+
+    /// The picture of prompt lengths is of what rolesets get: a request that a single pod takes does not load them.
+    fn note_bands(&self, model: &Model, plan: &Plan, length: PromptLength, decision: &Decision) {
+        let Target::Pair { .. } = decision.target else { return };
+        let Some(tokens) = length.tokens().filter(|_| bands::enabled(&plan.knobs)) else { return };
+        model.bands.observe(tokens);
+        if let Some(band) = decision.band.as_ref().filter(|band| band.applied) {
+            self.world.metrics.banded(&band.roleset, tokens);
         }
     }
 
@@ -285,6 +299,9 @@ impl Exchange {
         if let Some(charges) = &mut self.charges {
             charges.decode.hand_over();
         }
+        if let Some(place) = self.rate.take() {
+            place.keep();
+        }
         let mut set_headers = Vec::with_capacity(4);
         let attempt = attempt.unwrap_or_else(|| self.attempt_id());
         match pod {
@@ -300,6 +317,10 @@ impl Exchange {
         set_headers.push(("x-request-id", attempt.clone()));
         self.answer_headers =
             answer::marker_headers(&self.record, pod.map(|pod| &*pod.address), self.prefill_host.as_deref());
+        if let Some(name) = self.chosen_profile.as_ref().and_then(|name| HeaderValue::from_bytes(name.as_bytes()).ok())
+        {
+            self.answer_headers.insert(answer::CHOSEN_PROFILE, name);
+        }
         if let Some(summary) = self.explanation.as_deref().and_then(|summary| HeaderValue::from_str(summary).ok()) {
             self.answer_headers.insert(HeaderName::from_static(EXPLAIN), summary);
         }

@@ -1,5 +1,6 @@
 //! The cascade as a whole.
 
+mod bands;
 mod filters;
 pub(super) mod properties;
 mod reports;

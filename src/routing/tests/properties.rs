@@ -221,6 +221,7 @@ proptest! {
             strategy: scene.strategy,
             knobs: &knobs,
             context: context(&index, scene.seed),
+            band: None,
         };
         let decision =
             cascade::decide(question, &pool, &matches).unwrap();

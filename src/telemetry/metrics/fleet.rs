@@ -1,6 +1,6 @@
 //! The exposition, and the gauges that reflect the fleet at that moment.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -49,6 +49,8 @@ pub struct ModelGauge {
     pub name: Arc<str>,
     /// Its routable pods.
     pub replicas: usize,
+    /// Its pods whose configuration is not the one in force.
+    pub config_disagreements: usize,
 }
 
 /// The fleet at the moment of an exposition.
@@ -80,6 +82,17 @@ impl Metrics {
         })
     }
 
+    /// The longest prompt per roleset of the live plans; called before an exposition. Rolesets that are not named lose
+    /// their series.
+    pub fn set_band_ends(&self, ends: &BTreeMap<Arc<str>, u64>) {
+        if let Some(family) = self.families.get(Metric::BandMax as usize) {
+            family.retain(["roleset", "roleset"], |roleset, _| ends.contains_key(roleset));
+        }
+        for (roleset, end) in ends {
+            self.series(Metric::BandMax, &[roleset]).set((*end).min(i64::MAX.cast_unsigned()));
+        }
+    }
+
     /// Removes the series of a pod that left.
     pub fn forget_pod(&self, pod: &PodLabels) {
         self.retain_pods(|namespace, name| namespace != pod.namespace || name != pod.pod);
@@ -98,11 +111,14 @@ impl Metrics {
         // Requests without a pod have empty labels; those series stay.
         self.retain_pods(|namespace, name| name.is_empty() || pods.contains(&(namespace, name)));
         let models: HashSet<&str> = fleet.models.iter().map(|model| &*model.name).collect();
-        if let Some(replicas) = self.families.get(Metric::ModelReplicas as usize) {
-            replicas.retain(["model", "model"], |model, _| models.contains(model));
+        for metric in [Metric::ModelReplicas, Metric::ConfigDisagreements] {
+            if let Some(family) = self.families.get(metric as usize) {
+                family.retain(["model", "model"], |model, _| models.contains(model));
+            }
         }
         for model in &fleet.models {
             self.series(Metric::ModelReplicas, &[&model.name]).set(model.replicas as u64);
+            self.series(Metric::ConfigDisagreements, &[&model.name]).set(model.config_disagreements as u64);
         }
         let ledgers: HashSet<(&str, &str)> =
             fleet.pods.iter().filter(|pod| pod.tokens.is_some()).map(|pod| (&*pod.namespace, &*pod.name)).collect();

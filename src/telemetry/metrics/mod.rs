@@ -137,6 +137,12 @@ impl Metrics {
         self.pod_series(Metric::SelectedDecode, decode).add(1);
     }
 
+    /// Adaptive bucket serving sent a request of so many prompt tokens to this roleset.
+    pub fn banded(&self, roleset: &str, tokens: u64) {
+        self.count(Metric::BandServed, &[roleset], 1);
+        self.count(Metric::BandTokens, &[roleset], tokens);
+    }
+
     /// No pair could be selected for a request of this model.
     pub fn selection_failed(&self, model: Option<&str>) {
         let model = model.unwrap_or(UNKNOWN_MODEL);

@@ -3,9 +3,11 @@
 //! Here: what they have in common. A scenario ends with [`settle`], which is the oracle and more.
 
 mod balance;
+mod bands;
 mod churn;
 mod kills;
 mod mooncake;
+mod profiles;
 mod rolesets;
 mod routes;
 mod signals;
@@ -61,6 +63,11 @@ impl Pair {
 fn chat(model: &str, text: &str, max_tokens: u32, stream: bool) -> String {
     let messages = json!([{"role": "user", "content": text}]);
     json!({"model": model, "messages": messages, "max_tokens": max_tokens, "stream": stream}).to_string()
+}
+
+/// Words of which each is one token.
+fn words(count: usize) -> String {
+    vec!["word"; count].join(" ")
 }
 
 /// A request with that body.

@@ -3,7 +3,7 @@
 use serde_json::json;
 use tandem_sim::{Engine, EngineConfig};
 
-use super::{Pair, ask, chat, routable, settle};
+use super::{Pair, ask, chat, routable, settle, words};
 use crate::harness::engines::{MODEL, pd_by_default, start_engine};
 use crate::harness::fleet::{Fleet, FleetOptions};
 use crate::harness::pods::PodManifest;
@@ -77,11 +77,6 @@ async fn r37_incomplete_rolesets_are_named_and_a_combined_pod_takes_over() {
         assert!(answer.body().await.complete);
     }
     settle(&fleet.tandems, &engines).await;
-}
-
-/// Words of which each is one token.
-fn words(count: usize) -> String {
-    vec!["word"; count].join(" ")
 }
 
 /// Short prompts go to the pair, long ones to the combined pod, and the bounds belong to their range.
