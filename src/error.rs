@@ -49,6 +49,8 @@ pub enum Reason {
     NoRoutablePods,
     /// The routing strategy does not exist.
     BadStrategy,
+    /// `external-filter` is not a label selector.
+    BadFilter,
     /// No target could be selected: an incomplete roleset, no matching bucket.
     SelectionFailed,
     /// The request cannot be disaggregated: duplicate controlled keys, a body that is no object.
@@ -74,7 +76,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for tables and tests.
-    pub const ALL: [Reason; 22] = [
+    pub const ALL: [Reason; 23] = [
         Reason::InvalidApiKey,
         Reason::BodyInvalid,
         Reason::ModelMissing,
@@ -87,6 +89,7 @@ impl Reason {
         Reason::ModelUnknown,
         Reason::NoRoutablePods,
         Reason::BadStrategy,
+        Reason::BadFilter,
         Reason::SelectionFailed,
         Reason::InvalidPdRequest,
         Reason::EngineUnsupported,
@@ -109,6 +112,7 @@ impl Reason {
             | Reason::MultipartInvalid
             | Reason::ModelUnknown
             | Reason::BadStrategy
+            | Reason::BadFilter
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => StatusCode::BAD_REQUEST,
             Reason::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -141,6 +145,7 @@ impl Reason {
             | Reason::MultipartInvalid
             | Reason::ModelUnknown
             | Reason::BadStrategy
+            | Reason::BadFilter
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => Blame::Client,
             Reason::NoRoutablePods | Reason::SelectionFailed | Reason::EngineUnsupported => Blame::Fleet,
@@ -163,7 +168,9 @@ impl Reason {
             Reason::MultipartInvalid => &["x-error-multipart-parsing"],
             Reason::NoRoutablePods => &["x-error-no-model-backends"],
             Reason::BadStrategy => &["x-error-routing", "x-error-invalid-routing-strategy"],
-            Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => &["x-error-routing"],
+            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => {
+                &["x-error-routing"]
+            }
             Reason::PrefillRejected | Reason::PrefillFailed => &["x-error-pd-prefill"],
             Reason::HandoffInvalid => &["x-error-pd-prefill", "x-error-routing"],
             Reason::DecodeFailed => &["x-error-pd-decode"],
@@ -203,7 +210,9 @@ impl Reason {
             Reason::MultipartInvalid => "x-error-multipart-parsing_fail",
             Reason::ModelUnknown | Reason::NoRoutablePods => "x-error-no-model-backends_fail",
             Reason::BadStrategy => "x-error-invalid-routing-strategy_fail",
-            Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => "x-error-routing_fail",
+            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => {
+                "x-error-routing_fail"
+            }
             Reason::PrefillRejected => "pd_prefill_rejected",
             Reason::PrefillFailed | Reason::HandoffInvalid => "pd_prefill_failure",
             Reason::DecodeFailed => "pd_decode_failure",

@@ -244,6 +244,7 @@ async fn decisions_are_shown_with_their_numbers() {
         prefix_match_pct: Some(40),
         candidates: (1, 1),
         scores: Scores { total: Some(0.75), ..Scores::default() },
+        missing: crate::routing::MissingSignals::default(),
         tokens: TokenCost { prefill: Some(3600), decode: None },
         explanation: Explanation {
             prefills: vec![considered(1, prefill), considered(99, prefill)],

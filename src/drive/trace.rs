@@ -122,7 +122,7 @@ impl Spans {
         }
         span.succeed();
         root.understood(record.endpoint, record.model.as_deref().unwrap_or_default(), record.stream);
-        if let (Some(strategy), Some(pod), Some(routed)) = (record.strategy, &record.target_pod, record.timings.routed)
+        if let (Some(strategy), Some(pod), Some(routed)) = (&record.strategy, &record.target_pod, record.timings.routed)
         {
             root.selected(&SelectedTarget {
                 strategy,

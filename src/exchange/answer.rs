@@ -75,7 +75,7 @@ pub fn marker_headers(record: &RequestRecord, address: Option<&str>, prefill_hos
     };
     set("x-went-into-req-headers", "true");
     set("request-id", &record.request_id);
-    if let (Some(strategy), Some(pod), Some(address)) = (record.strategy, &record.target_pod, address) {
+    if let (Some(strategy), Some(pod), Some(address)) = (&record.strategy, &record.target_pod, address) {
         set("routing-strategy", strategy);
         set("target-pod", &pod.pod);
         set("target-pod-ip", address);

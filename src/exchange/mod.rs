@@ -18,6 +18,7 @@ mod headers;
 mod machine;
 mod plan;
 mod prepare;
+mod session;
 #[cfg(test)]
 mod tests;
 

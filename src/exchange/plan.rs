@@ -7,10 +7,11 @@ use http::HeaderMap;
 use super::event::Adapter;
 use super::headers::text;
 use super::prepare::{HashJob, PrepareJob};
+use super::session::Session;
 use crate::bands;
 use crate::error::{ApiError, Reason};
-use crate::fleet::{Engine, Model};
-use crate::knobs::{Knobs, PdKnobs};
+use crate::fleet::{Engine, Model, Selector};
+use crate::knobs::{Knobs, PdKnobs, StrategyError};
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Splittable, Strategy, largest_bound};
 
@@ -29,9 +30,13 @@ pub struct Plan {
     pub knobs: Arc<PdKnobs>,
     /// One leg or two.
     pub splittable: Splittable,
+    /// The client's `external-filter`, when there is one that says something.
+    pub filter: Option<Selector>,
+    /// What the client says about its session, when the strategy cares.
+    pub session: Session,
 }
 
-/// Resolves profile and strategy (reference section 1.5, steps 4 and 5).
+/// Resolves profile and strategy (reference section 1.5, steps 4 and 5), and reads the headers that steer them.
 pub fn plan(
     adapter: Adapter,
     model: &Model,
@@ -42,18 +47,52 @@ pub fn plan(
     let wanted_profile = text(headers, "config-profile").map(str::to_owned);
     let config = model.config.as_deref();
     let profile = config.and_then(|config| config.profile(wanted_profile.as_deref()));
-    let name = config
-        .and_then(|config| config.locked_strategy.as_deref())
-        .or_else(|| text(headers, "routing-strategy"))
+    let locked = config.and_then(|config| config.locked_strategy.as_deref());
+    let named = if locked.is_some() { locked } else { named_by_header(headers)? };
+    let name = named
         .or_else(|| profile.and_then(|profile| profile.routing_strategy.as_deref()))
         .or(knobs.routing_algorithm.as_deref());
     let strategy = match name {
-        Some(name) => Some(Strategy::parse(name).ok_or_else(|| bad_strategy(name))?),
+        Some(name) => Some(Strategy::parse(name).map_err(|error| bad_strategy(name, error))?),
         None if adapter == Adapter::Front => Some(front_default(model)),
         None => None,
     };
     let knobs = profile.map_or_else(|| Arc::clone(&knobs.pd), |profile| Arc::clone(&profile.knobs));
-    Ok(Plan { strategy, profile: wanted_profile, knobs, splittable: splittable(body) })
+    // Where Envoy's own routes decide, there is no pod to choose and so nothing to filter.
+    let filter = if strategy.is_some() { filter(headers)? } else { None };
+    let keeps_sessions = strategy.is_some_and(Strategy::keeps_sessions);
+    let session = if keeps_sessions { Session::read(headers) } else { Session::default() };
+    Ok(Plan { strategy, profile: wanted_profile, knobs, splittable: splittable(body), filter, session })
+}
+
+/// The header `routing-strategy`; an empty one counts as absent. One that is not even text is no strategy, and must not
+/// silently become the default.
+fn named_by_header(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+    match headers.get("routing-strategy") {
+        Some(value) if value.to_str().is_err() => {
+            Err(bad_strategy(&String::from_utf8_lossy(value.as_bytes()), StrategyError::Unknown))
+        }
+        _ => Ok(text(headers, "routing-strategy")),
+    }
+}
+
+/// The header `external-filter`: a Kubernetes label selector. Several lines of it must all hold. One that cannot be read
+/// is an error: to ignore it would send the request where its sender does not want it.
+fn filter(headers: &HeaderMap) -> Result<Option<Selector>, ApiError> {
+    let mut whole = String::new();
+    for value in headers.get_all("external-filter") {
+        let text = value.to_str().map_err(|_| bad_filter("it is not text"))?.trim();
+        if !text.is_empty() {
+            whole.push_str(if whole.is_empty() { "" } else { "," });
+            whole.push_str(text);
+        }
+    }
+    let selector = Selector::parse(&whole).map_err(bad_filter)?;
+    Ok(Some(selector).filter(|selector| !selector.is_empty()))
+}
+
+fn bad_filter(why: impl std::fmt::Display) -> ApiError {
+    ApiError::new(Reason::BadFilter, format!("external-filter is not a label selector: {why}"))
 }
 
 /// The HTTP front has no Envoy routes to fall back on: a fleet with rolesets gets PD, any other the least busy pod.
@@ -61,9 +100,9 @@ fn front_default(model: &Model) -> Strategy {
     if model.rolesets.is_empty() && model.partial.is_empty() { Strategy::LeastRequest } else { Strategy::Pd }
 }
 
-fn bad_strategy(name: &str) -> ApiError {
+fn bad_strategy(name: &str, error: StrategyError) -> ApiError {
     let shown: String = name.chars().take(64).collect();
-    ApiError::new(Reason::BadStrategy, format!("incorrect routing strategy {shown}"))
+    ApiError::new(Reason::BadStrategy, format!("incorrect routing strategy {shown}: {error}"))
 }
 
 /// Only one prompt with one choice can be handed from a prefill to a decode pod (`engine-protocols` 2.5), and only
@@ -76,13 +115,23 @@ fn splittable(body: &ParsedBody) -> Splittable {
     if generates && body.choices <= 1 && body.prompt.count <= 1 { Splittable::Yes } else { Splittable::No }
 }
 
-/// The engines' dialects that PD works with here.
-pub fn check_engine(model: &Model) -> Result<(), ApiError> {
-    if model.engines_mixed {
+/// The engines' dialects that PD works with here. Only pods that the filter lets pass count.
+pub fn check_engine(model: &Model, filter: Option<&Selector>) -> Result<(), ApiError> {
+    let (engine, mixed) = match filter {
+        None => (model.engine, model.engines_mixed),
+        Some(filter) => {
+            let pods = model.routable.iter().filter(|pod| filter.matches(&pod.spec.labels));
+            let mut engines = pods.map(|pod| (pod.spec.engine, pod.spec.engine_label()));
+            let first = engines.next();
+            let mixed = engines.any(|engine| Some(engine) != first);
+            (first.map(|(engine, _)| engine).filter(|_| !mixed), mixed)
+        }
+    };
+    if mixed {
         let text = format!("pods of model {} run different engines; pd needs one", model.name);
         return Err(ApiError::new(Reason::SelectionFailed, text));
     }
-    match model.engine {
+    match engine {
         None | Some(Engine::Vllm) => Ok(()),
         Some(engine) => {
             let text = format!("pd is not available for engine {} of model {}", engine.name(), model.name);
@@ -98,16 +147,17 @@ impl Plan {
     pub fn prepare(&self, model: &Model, body: &mut ParsedBody, knobs: &Knobs, hash_seed: u64) -> PrepareJob {
         let mut job = PrepareJob::default();
         let (text, key) = (std::mem::take(&mut body.prompt.text), std::mem::take(&mut body.prompt.prefix_key));
-        if self.strategy != Some(Strategy::Pd) {
-            return job;
-        }
-        if self.knobs.prompt_length_bucketing
+        let Some(strategy) = self.strategy else { return job };
+        let pd = strategy == Strategy::Pd;
+        if pd
+            && self.knobs.prompt_length_bucketing
             && body.prompt.token_ids.is_none()
             && let Some(limit) = self.count_limit(model)
         {
             job.count = Some((text, limit));
         }
-        if self.splittable == Splittable::Yes && self.knobs.prefill_policy.looks_prefixes_up() {
+        let policy_looks = pd && self.splittable == Splittable::Yes && self.knobs.prefill_policy.looks_prefixes_up();
+        if policy_looks || strategy.looks_prefixes_up() {
             job.hash = Some(HashJob {
                 key,
                 tokenizer: knobs.prefix.tokenizer,

@@ -3,6 +3,7 @@
 mod bands;
 mod disorder;
 mod limits;
+mod strategies;
 mod tokens;
 
 use std::collections::BTreeMap;

@@ -8,6 +8,7 @@ mod build;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod profile;
+mod selector;
 mod signals;
 mod snapshot;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use arc_swap::ArcSwap;
 
 pub use build::build;
 pub use profile::{BucketRange, ModelConfig, Profile, ProfileError};
+pub use selector::{MAX_SELECTOR_BYTES, MAX_SELECTOR_REQUIREMENTS, Selector, SelectorError};
 pub use signals::Signals;
 pub use snapshot::{Fleet, Model, PartialRoleset, Roleset, Snapshot};
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::knobs::{BucketServeMode, DecodePolicy, MAX_TOKENS, PdKnobs, PrefillPolicy, STRATEGIES};
+use crate::knobs::{BucketServeMode, DecodePolicy, MAX_TOKENS, PdKnobs, PrefillPolicy, parse_strategy};
 
 /// The annotation is not usable as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -147,9 +147,11 @@ fn parse_profile(name: &str, entry: &Value, base: &PdKnobs, warnings: &mut Vec<S
 
 /// A strategy that does not exist stays in force, as in the reference: its requests are refused.
 fn check_strategy(strategy: Option<&str>, field: &str, warnings: &mut Vec<String>) {
-    if let Some(name) = strategy.filter(|name| !STRATEGIES.contains(name)) {
+    if let Some(name) = strategy
+        && let Err(error) = parse_strategy(name)
+    {
         let name: String = name.chars().take(60).collect();
-        warnings.push(format!("{field} is {name:?}, which does not exist here: requests that it applies to get 400"));
+        warnings.push(format!("{field} is {name:?} ({error}): requests that it applies to get 400"));
     }
 }
 

@@ -10,6 +10,7 @@ mod otel;
 mod parse;
 mod read;
 mod settings;
+mod strategy;
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,7 @@ pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
 pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
 pub use parse::MAX_TOKENS;
-pub use read::STRATEGIES;
+pub use strategy::{MAX_STRATEGY_WEIGHT, STRATEGIES, StrategyError, StrategyWeights, parse_strategy};
 
 #[cfg(test)]
 pub(crate) use docs::assert_generated;
@@ -345,7 +346,7 @@ impl std::fmt::Debug for Secret {
 pub struct Knobs {
     /// `POD_NAME`, else the host name: this gateway replica in metrics and logs.
     pub gateway_pod: String,
-    /// `ROUTING_ALGORITHM` (unset): strategy of requests that name none; one that exists here.
+    /// `ROUTING_ALGORITHM` (unset): strategy of requests that name none; [`parse_strategy`] takes it.
     pub routing_algorithm: Option<String>,
     /// `AIBRIX_AUTH_BEARER_TOKEN` (unset): clients must send it as a bearer token.
     pub auth_bearer_token: Option<Secret>,

@@ -7,7 +7,7 @@ use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
     DecodePolicy, Drain, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefillPolicy, PrefixKnobs,
-    ScrapeKnobs, Secret, Tokenizer, inert, otel, settings,
+    ScrapeKnobs, Secret, Tokenizer, inert, otel, parse_strategy, settings,
 };
 
 /// What an ext_proc message holds beside the body: field headers, attributes, metadata.
@@ -15,9 +15,6 @@ const GRPC_OVERHEAD: usize = 4 << 10;
 
 /// How much of a bad value a warning repeats.
 const SHOWN_CHARS: usize = 80;
-
-/// Strategies that `ROUTING_ALGORITHM` and profiles may name; a test holds them equal to `routing::Strategy`.
-pub const STRATEGIES: [&str; 3] = ["pd", "random", "least-request"];
 
 /// Reads settings one by one and keeps the report.
 pub(super) struct Reader<'a> {
@@ -193,8 +190,11 @@ impl Knobs {
         let mut reader = Reader { environment, report: Report::default() };
         let host_name = environment.host_name().unwrap_or_else(|| "unknown".to_owned());
         let gateway_pod = reader.value("POD_NAME", host_name, |text| Ok(text.to_owned()), String::clone);
-        let strategies = STRATEGIES.map(|name| (name, name));
-        let routing_algorithm = reader.optional_choice("ROUTING_ALGORITHM", &strategies).map(str::to_owned);
+        let strategy = |text: &str| match parse_strategy(text) {
+            Ok(_) => Ok(text.to_owned()),
+            Err(_) => Err("a routing strategy or a list like least-request:2,prefix-cache"),
+        };
+        let routing_algorithm = reader.optional("ROUTING_ALGORITHM", strategy, String::clone);
         let auth_bearer_token = reader.secret("AIBRIX_AUTH_BEARER_TOKEN");
         let ttft_threshold =
             reader.value("AIBRIX_TTFT_THRESHOLD_S", Duration::from_secs(1), parse::decimal_seconds, |duration| {

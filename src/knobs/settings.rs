@@ -40,7 +40,13 @@ pub(super) const GROUPS: &[Group] = &[
         title: "The replica",
         settings: &[
             one("POD_NAME", "the host name", "text", "", "This replica in metrics and logs."),
-            one("ROUTING_ALGORITHM", "unset", "strategy", "", "Strategy of requests that name none."),
+            one(
+                "ROUTING_ALGORITHM",
+                "unset",
+                "strategy",
+                "",
+                "Strategy of requests that name none: one of [these](strategies.md), or a weighted list of them.",
+            ),
             one("AIBRIX_AUTH_BEARER_TOKEN", "unset", "secret", "", "When set, clients must send it as a bearer token."),
             one(
                 "AIBRIX_TTFT_THRESHOLD_S",

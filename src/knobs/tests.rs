@@ -77,7 +77,7 @@ fn defaults_equal_the_documented_fields() {
 fn good_values_are_taken() {
     let (knobs, report) = read(&[
         ("POD_NAME", "gw-1"),
-        ("ROUTING_ALGORITHM", " pd "),
+        ("ROUTING_ALGORITHM", " least-request:2,prefix-cache "),
         ("AIBRIX_PREFILL_REQUEST_TIMEOUT", "60"),
         ("AIBRIX_PREFILL_SCORE_POLICY", "least_request"),
         ("AIBRIX_DECODE_SCORE_POLICY", "least_request"),
@@ -92,7 +92,7 @@ fn good_values_are_taken() {
     ]);
     assert_eq!(report.warnings, Vec::<String>::new());
     assert_eq!(knobs.gateway_pod, "gw-1");
-    assert_eq!(knobs.routing_algorithm.as_deref(), Some("pd"));
+    assert_eq!(knobs.routing_algorithm.as_deref(), Some("least-request:2,prefix-cache"));
     assert_eq!(knobs.pd.prefill_request_timeout, Duration::from_mins(1));
     assert_eq!(knobs.pd.prefill_policy, PrefillPolicy::LeastRequest);
     assert_eq!(knobs.pd.decode_policy, DecodePolicy::LeastRequest);
@@ -149,7 +149,8 @@ fn r92_bad_values_keep_the_default() {
         ("AIBRIX_PROMPT_LENGTH_BUCKETING", "yes"),
         ("AIBRIX_TTFT_THRESHOLD_S", "NaN"),
         ("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", "4MiB"),
-        ("ROUTING_ALGORITHM", "prefix-cache"),
+        ("ROUTING_ALGORITHM", "round-robin"),
+        ("ROUTING_ALGORITHM", "least-request:1000001"),
         ("ROUTING_ALGORITHM", "pd:2,random"),
         ("TANDEM_MAX_STREAMS", "0"),
         ("TANDEM_DRAIN_TIMEOUT_SECONDS", "-1"),
@@ -287,9 +288,9 @@ fn a_small_grpc_limit_lowers_the_body_limit() {
 
 #[test]
 fn strategies_are_those_of_routing() {
-    for name in super::read::STRATEGIES {
-        assert_eq!(crate::routing::Strategy::parse(name).map(crate::routing::Strategy::name), Some(name));
-    }
+    use crate::routing::Strategy;
+    assert_eq!(STRATEGIES.map(|name| Strategy::parse(name).unwrap()), Strategy::SINGLES);
+    assert_eq!(Strategy::SINGLES.map(|strategy| strategy.name().into_owned()), STRATEGIES.map(str::to_owned));
 }
 
 #[test]

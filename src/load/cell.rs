@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::tokens::TokenLoad;
+use super::claim::TokenLoad;
 use crate::fleet::PodState;
 
 /// The in-flight work that this replica has put on one pod incarnation.

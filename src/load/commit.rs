@@ -8,12 +8,7 @@
 //! it stands for, and read with acquire ordering before the loads; the swap itself keeps the loads from moving past
 //! it. Releases of charges do not change the version: they only make a pod less loaded than it was thought to be.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// How often [`Commit::begin`] looks again in a tight loop: charging takes some tens of nanoseconds.
-const SPINS: u32 = 64;
-/// How often it then gives its time slice away: somebody was descheduled between the swap and the end of the charges.
-const YIELDS: u32 = 8192;
+use super::sync::{AtomicU64, Ordering, SPINS, YIELDS, give_way, spin};
 
 /// The version word of one model. Even: nobody is charging. Odd: the holder of the swap is writing its charges,
 /// which is a handful of atomic additions. The word only grows.
@@ -44,9 +39,9 @@ impl Commit {
                 return Some(CommitToken(version));
             }
             if attempt < SPINS {
-                std::hint::spin_loop();
+                spin();
             } else {
-                std::thread::yield_now();
+                give_way();
             }
         }
         None

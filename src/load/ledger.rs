@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::tokens::{Open, SweepReason, TokenCharge};
+use super::claim::SweepReason;
+use super::tokens::{Open, TokenCharge};
 use crate::clock::Tick;
 use crate::fleet::PodState;
 
@@ -63,7 +64,7 @@ struct Watched {
 
 impl Watched {
     fn is_done(&self) -> bool {
-        self.charges.iter().flatten().all(|open| open.is_done())
+        self.charges.iter().flatten().all(|open| open.claim.is_done())
     }
 }
 
@@ -129,10 +130,10 @@ impl Ledger {
                 if let Some(reason) = charge.sweep(now) {
                     swept.push(Swept {
                         request_id: watched.request_id.to_string(),
-                        pod: pod_name(charge.pod()),
-                        decode: charge.is_decode(),
-                        tokens: charge.tokens(),
-                        age: now.since(charge.charged_at()),
+                        pod: pod_name(&charge.pod),
+                        decode: charge.claim.is_decode(),
+                        tokens: charge.claim.tokens(),
+                        age: now.since(charge.claim.charged_at()),
                         reason,
                     });
                 }

@@ -4,16 +4,19 @@
 //! charged. Nothing here blocks.
 
 mod cell;
+mod claim;
 mod commit;
 mod ledger;
 mod sessions;
 mod starts;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod tokens;
 
 pub use cell::{DecodeCharge, LoadCell, LoadView, PrefillCharge};
+pub use claim::{SweepReason, TokenLoad, TokenView};
 pub use commit::{Commit, CommitToken};
 pub use ledger::{Ledger, Swept, TokenCharges};
 pub use sessions::{MAX_SESSION_KEY, Sessions};
-pub use tokens::{SweepReason, TokenCharge, TokenLoad, TokenView};
+pub use tokens::TokenCharge;

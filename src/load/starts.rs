@@ -5,7 +5,7 @@
 //! bits, the sum of the start times in milliseconds, modulo 2^40, in the low 40. The difference is exact as long as the
 //! ages sum up to less than 2^39 ms: fifty thousand requests of three hours each.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use super::sync::{AtomicU64, Ordering};
 
 use crate::clock::Tick;
 
@@ -49,49 +49,5 @@ impl Starts {
         // The upper half of the range is what lies below zero.
         let sum = if difference >> (SUM_BITS - 1) == 0 { difference } else { 0 };
         (count, sum as f64 / 1000.0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn ages_add_up() {
-        let starts = Starts::default();
-        assert_eq!(starts.ages(Tick::from_millis(5)), (0, 0.0));
-        starts.add(Tick::from_millis(1_000));
-        assert_eq!(starts.ages(Tick::from_millis(1_000)), (1, 0.0));
-        assert_eq!(starts.ages(Tick::from_millis(999)), (1, 0.0), "begun after the reader's now");
-        starts.add(Tick::from_millis(2_000));
-        assert_eq!(starts.ages(Tick::from_millis(4_500)), (2, 6.0));
-        starts.remove(Tick::from_millis(1_000));
-        assert_eq!(starts.ages(Tick::from_millis(4_500)), (1, 2.5));
-        starts.remove(Tick::from_millis(2_000));
-        assert_eq!(starts.ages(Tick(u64::MAX)), (0, 0.0));
-    }
-
-    proptest! {
-        /// Whatever the clock says, also when the sum of the starts has wrapped many times.
-        #[test]
-        fn the_sum_is_exact_beyond_its_width(
-            base in 0u64..1 << 43,
-            ages in proptest::collection::vec(0u64..10_000_000, 0..200),
-            keep in 0usize..200,
-        ) {
-            let now = base + 10_000_000;
-            let starts = Starts::default();
-            for age in &ages {
-                starts.add(Tick::from_millis(now - age));
-            }
-            for age in ages.iter().skip(keep) {
-                starts.remove(Tick::from_millis(now - age));
-            }
-            let open: Vec<_> = ages.iter().take(keep).collect();
-            let expected = open.iter().copied().sum::<u64>() as f64 / 1000.0;
-            prop_assert_eq!(starts.ages(Tick::from_millis(now)), (open.len() as u64, expected));
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! Charges and the commit step under interleaving, alone and with threads.
 
+mod starts;
 mod tokens;
 
 use std::sync::Arc;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
 use super::{
-    Context, Decision, Explanation, FastPaths, Fate, RequestFacts, RoutingError, Scores, SingleReason, Strategy,
-    Target, Ties, TokenCost, band, combined, decode, explain, pair, plain, prefill, unsplittable,
+    Context, Decision, Explanation, FastPaths, Fate, MissingSignals, RequestFacts, RoutingError, Scores, SingleReason,
+    Strategy, Target, Ties, TokenCost, band, combined, decode, explain, pair, plain, prefill, unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::PdKnobs;
@@ -41,14 +41,20 @@ pub(super) fn decide(
         prefix_match_pct: None,
         candidates: (0, candidates),
         scores,
+        missing: MissingSignals::default(),
         tokens: TokenCost::default(),
         explanation: Explanation::default(),
     };
     let decision = match pool {
-        Pool::Any(pods) => plain::pick(pods, strategy, context, &mut rng).map(|(pod, count)| {
-            let scores = Scores { decode: count, decode_count: count.unwrap_or(0.0), ..Scores::default() };
-            single(pod, SingleReason::Strategy, pods.len(), scores, FastPaths::default())
-        }),
+        Pool::Any(pods) => {
+            let request = plain::Request { affinity: request.affinity, matches, knobs };
+            plain::pick(pods, strategy, request, context, &mut rng).map(|pick| Decision {
+                prefix_match_pct: matches.raw(pick.index),
+                missing: pick.missing,
+                explanation: pick.explanation,
+                ..single(pick.pod, SingleReason::Strategy, pods.len(), pick.scores, FastPaths::default())
+            })
+        }
         Pool::Combined(pods, reason @ SingleReason::CombinedUnsplittable) => {
             plain::least_request(pods.iter().copied(), context, &mut rng).map(|(pod, count)| {
                 let scores = Scores { decode: Some(count), decode_count: count, ..Scores::default() };
@@ -176,5 +182,6 @@ fn pick_pair(
             decode_count: decode_facts.count,
             cold_start: decode_scored.cold_start && !decode_facts.fresh,
         },
+        missing: MissingSignals::default(),
     })
 }

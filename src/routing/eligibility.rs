@@ -2,11 +2,12 @@
 //!
 //! Nothing here depends on loads, so it is done once per request.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use super::{RequestFacts, RoutingError, SingleReason, Splittable, Strategy, bucket};
-use crate::fleet::{Model, Pod, Role};
+use crate::fleet::{Model, Pod, Role, Selector};
 use crate::knobs::PdKnobs;
 
 /// A pod of a roleset.
@@ -34,8 +35,8 @@ pub(super) enum Pool<'a> {
     Combined(Vec<&'a Arc<Pod>>, SingleReason),
     /// Decode pods, not empty, for a request that cannot be split.
     DecodeOnly(Vec<Candidate<'a>>),
-    /// Any routable pod, not empty: strategies other than `pd`.
-    Any(&'a [Arc<Pod>]),
+    /// Any routable pod that the client's selector lets pass, not empty: strategies other than `pd`.
+    Any(Cow<'a, [Arc<Pod>]>),
 }
 
 impl<'a> Pool<'a> {
@@ -49,20 +50,27 @@ impl<'a> Pool<'a> {
         if model.routable.is_empty() {
             return Err(RoutingError::NoPods);
         }
+        let passes = |pod: &Pod| request.filter.is_none_or(|filter| filter.matches(&pod.spec.labels));
+        if request.filter.is_some() && !model.routable.iter().any(|pod| passes(pod)) {
+            return Err(RoutingError::Filtered { routable: model.routable.len() });
+        }
         if strategy != Strategy::Pd {
-            return Ok(Pool::Any(&model.routable));
+            return Ok(Pool::Any(match request.filter {
+                None => Cow::Borrowed(&model.routable),
+                Some(_) => model.routable.iter().filter(|pod| passes(pod)).cloned().collect(),
+            }));
         }
         let bucketing = knobs.prompt_length_bucketing;
-        let fits = |pod: &Pod| !bucketing || bucket::pod_fits(pod, request.profile, request.length);
+        let fits = |pod: &Pod| passes(pod) && (!bucketing || bucket::pod_fits(pod, request.profile, request.length));
         let combined = |ranges: bool| -> Vec<&'a Arc<Pod>> {
             let runs_both = |pod: &Pod| {
                 let profile = pod.spec.config.as_ref().and_then(|config| config.profile(request.profile));
-                profile.is_some_and(|profile| profile.combined)
+                passes(pod) && profile.is_some_and(|profile| profile.combined)
             };
             model.standalone.iter().filter(|pod| runs_both(pod) && (!ranges || fits(pod))).collect()
         };
         if request.splittable == Splittable::No {
-            return Self::unsplittable(model, &fits, combined);
+            return Self::unsplittable(model, request.filter, &[&fits, &passes], combined);
         }
         let (prefills, decodes) = pairs(model, &fits);
         let fitting = combined(true);
@@ -73,17 +81,17 @@ impl<'a> Pool<'a> {
         if !fitting.is_empty() {
             return Ok(Pool::Combined(fitting, SingleReason::CombinedFallback));
         }
-        let complete = model.rolesets.iter().any(|set| !set.prefill.is_empty() && !set.decode.is_empty());
-        if bucketing && complete {
+        if bucketing && !pairs(model, &passes).0.is_empty() {
             return Err(RoutingError::NoBucket { length: bucket::at_least(request.length) });
         }
-        Err(incomplete(model))
+        Err(incomplete(model, request.filter))
     }
 
     /// A range is respected where something fits it, and ignored rather than refuse the request.
     fn unsplittable(
         model: &'a Model,
-        fits: &dyn Fn(&Pod) -> bool,
+        filter: Option<&Selector>,
+        fitting: &[&dyn Fn(&Pod) -> bool],
         combined: impl Fn(bool) -> Vec<&'a Arc<Pod>>,
     ) -> Result<Pool<'a>, RoutingError> {
         for ranges in [true, false] {
@@ -92,13 +100,13 @@ impl<'a> Pool<'a> {
                 return Ok(Pool::Combined(combined, SingleReason::CombinedUnsplittable));
             }
         }
-        for fits in [fits, &|_: &Pod| true] {
+        for fits in fitting {
             let (_, decodes) = pairs(model, fits);
             if !decodes.is_empty() {
                 return Ok(Pool::DecodeOnly(decodes));
             }
         }
-        Err(incomplete(model))
+        Err(incomplete(model, filter))
     }
 }
 
@@ -124,10 +132,17 @@ const NAME_CHARS: usize = 63;
 
 /// The error for a model without a complete pair. It blames the side that has no pod at all; when both sides have
 /// pods, but no roleset has both, it blames the prefill side, as the reference gateway does.
-fn incomplete(model: &Model) -> RoutingError {
-    let count = |role| model.routable.iter().filter(|pod| pod.spec.role == role).count();
+///
+/// With a filter, pods that it does not let pass do not count, and the text says that there is one.
+fn incomplete(model: &Model, filter: Option<&Selector>) -> RoutingError {
+    let passes = |pod: &Pod| filter.is_none_or(|filter| filter.matches(&pod.spec.labels));
+    let count = |role| model.routable.iter().filter(|pod| pod.spec.role == role && passes(pod)).count();
     let (prefill, decode) = (count(Role::Prefill), count(Role::Decode));
-    let detail = detail(model);
+    let mut detail = detail(model);
+    if filter.is_some() {
+        let passing = model.routable.iter().filter(|pod| passes(pod)).count();
+        let _ = write!(detail, "; external-filter matches {passing} of {} ready pods", model.routable.len());
+    }
     if prefill > 0 && decode == 0 {
         RoutingError::NoDecode { prefill, decode, detail }
     } else {

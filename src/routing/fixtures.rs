@@ -105,6 +105,15 @@ impl Builder {
         self.pod(Role::Other, None, Setup { range, combined: true })
     }
 
+    /// Gives the last pod a label.
+    pub(super) fn label(mut self, key: &str, value: &str) -> Builder {
+        if let Some(pod) = self.pods.last_mut() {
+            let labels = &mut Arc::make_mut(pod).spec.labels;
+            Arc::make_mut(labels).insert(key.to_owned(), value.to_owned());
+        }
+        self
+    }
+
     pub(super) fn build(mut self) -> Model {
         let mut names: Vec<Arc<str>> = self.pods.iter().filter_map(|pod| pod.spec.roleset.clone()).collect();
         names.sort();

@@ -18,6 +18,7 @@ mod least;
 mod pair;
 mod plain;
 mod prefill;
+mod strategy;
 mod unsplittable;
 
 #[cfg(test)]
@@ -31,44 +32,14 @@ use std::time::Duration;
 pub use bucket::largest_bound;
 pub use explain::{Considered, DESCRIBED, DecisionRecord, Explanation, Fate, Terms, Ties};
 pub use journal::Journal;
+pub use plain::MissingSignals;
+pub use strategy::{Strategy, Weights};
 
 use crate::clock::Tick;
-use crate::fleet::{Model, Pod};
+use crate::fleet::{Model, Pod, Selector};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
 use crate::load::{DecodeCharge, PrefillCharge, TokenCharge, TokenCharges};
 use crate::prefix::PrefixIndex;
-
-/// A routing strategy (`routing-strategy`), by its exact name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Strategy {
-    /// `pd`
-    Pd,
-    /// `random`
-    Random,
-    /// `least-request`
-    LeastRequest,
-}
-
-impl Strategy {
-    /// The strategy of that exact name.
-    pub fn parse(name: &str) -> Option<Strategy> {
-        match name {
-            "pd" => Some(Strategy::Pd),
-            "random" => Some(Strategy::Random),
-            "least-request" => Some(Strategy::LeastRequest),
-            _ => None,
-        }
-    }
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Strategy::Pd => "pd",
-            Strategy::Random => "random",
-            Strategy::LeastRequest => "least-request",
-        }
-    }
-}
 
 /// How long the prompt is, as far as it had to be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +83,10 @@ pub struct RequestFacts<'a> {
     pub splittable: Splittable,
     /// The profile whose per-pod fields (range, combined) count.
     pub profile: Option<&'a str>,
+    /// Which pods the client lets the request go to (`external-filter`); all, if it does not say.
+    pub filter: Option<&'a Selector>,
+    /// What ties the request to earlier ones.
+    pub affinity: Affinity<'a>,
     /// Size of the request as the token ledgers count it: one token per four bytes of its body.
     pub prompt_tokens: u64,
     /// Tokens of the prefix key that `hashes` stands for; 0 when it was not hashed.
@@ -131,8 +106,19 @@ impl Default for RequestFacts<'_> {
             prompt_tokens: 0,
             prefix_tokens: 0,
             session_growth: None,
+            filter: None,
+            affinity: Affinity::default(),
         }
     }
+}
+
+/// What `session-affinity` looks at. Nothing of it is ever dialled: it only picks among the pods of the fleet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Affinity<'a> {
+    /// The address (`host:port`) that the client's `x-session-id` holds.
+    pub address: Option<&'a str>,
+    /// The client's `x-aibrix-session-key`.
+    pub key: Option<&'a [u8]>,
 }
 
 /// What a selection needs beside snapshot and request.
@@ -211,12 +197,13 @@ pub struct BandUse {
     pub applied: bool,
 }
 
-/// How the winner of a `pd` selection was scored; lower is better.
+/// How the winner was scored; lower is better.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scores {
     /// The prefill pod's score by the prefill policy (step 3); `None` without a prefill pod.
     pub prefill: Option<f64>,
-    /// The decode pod's score by the decode policy (step 4), or its drain or in-flight score when it is a single pod.
+    /// The decode pod's score by the decode policy (step 4), or its drain or in-flight score when it is a single pod;
+    /// the score by the strategy, when that is not `pd`.
     pub decode: Option<f64>,
     /// The pair's final score (step 5).
     pub total: Option<f64>,
@@ -257,6 +244,8 @@ pub struct Decision {
     pub candidates: (usize, usize),
     /// How the winner was scored.
     pub scores: Scores,
+    /// Signals that the strategy wanted and that no candidate had (R43).
+    pub missing: MissingSignals,
     /// What its pods are charged in tokens.
     pub tokens: TokenCost,
     /// Who was considered and by which numbers.
@@ -304,6 +293,12 @@ pub enum RoutingError {
         /// Which roleset lacks what.
         detail: String,
     },
+    /// There are pods, but the client's selector lets none of them pass.
+    #[error("external-filter matches none of {routable} ready pods")]
+    Filtered {
+        /// Routable pods of the model.
+        routable: usize,
+    },
     /// Bucketing is on and nothing takes this length.
     #[error("no prompt-length bucket matches prompt length {length} and no combined pods available")]
     NoBucket {
@@ -324,8 +319,8 @@ pub fn select(
     context: Context<'_>,
 ) -> Result<Decision, RoutingError> {
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
-    let matches = prefill::Matches::look_up(model, &pool, request, knobs, context.prefix);
-    let band = band::look_up(model, request, knobs, context.seed);
+    let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
+    let band = band::look_up(model, request, strategy, knobs, context.seed);
     let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
     cascade::decide(question, &pool, &matches)
 }
@@ -340,8 +335,8 @@ pub fn select_and_charge(
     context: Context<'_>,
 ) -> Result<(Decision, Charges), RoutingError> {
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
-    let matches = prefill::Matches::look_up(model, &pool, request, knobs, context.prefix);
-    let band = band::look_up(model, request, knobs, context.seed);
+    let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
+    let band = band::look_up(model, request, strategy, knobs, context.seed);
     let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
     let decide = || cascade::decide(question, &pool, &matches);
     let mut conflicts = 0;

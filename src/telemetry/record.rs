@@ -1,5 +1,6 @@
 //! What is known about a request when it ends: the source of its metrics and of its log line.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::PodLabels;
@@ -97,7 +98,7 @@ pub struct RequestRecord {
     /// The model, when the fleet knows it; `None` folds to one label value, so that clients cannot make series.
     pub model: Option<Arc<str>>,
     /// The strategy, when one was in force.
-    pub strategy: Option<&'static str>,
+    pub strategy: Option<Cow<'static, str>>,
     /// Prefill and decode policy names (PD).
     pub policies: Option<(&'static str, &'static str)>,
     /// The essentials of the selection.

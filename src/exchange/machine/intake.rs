@@ -157,7 +157,7 @@ impl Exchange {
         let plan = plan::plan(self.adapter, model, &head.headers, &body, &self.world.knobs)?;
         self.record.strategy = plan.strategy.map(Strategy::name);
         if plan.strategy == Some(Strategy::Pd) {
-            plan::check_engine(model)?;
+            plan::check_engine(model, plan.filter.as_ref())?;
             if let Some(key) = body.duplicate_of(&vllm::CONTROLLED_KEYS) {
                 let text = format!("duplicate top-level key \"{key}\" in request body");
                 return Err(ApiError::new(Reason::InvalidPdRequest, text));

@@ -20,6 +20,7 @@ use crate::exchange::event::{Adapter, Effect, RequestHead, RoutePlan};
 use crate::exchange::headers::{leg_headers, text};
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
+use crate::exchange::session::{SESSION_ID, session_id};
 use crate::fleet::{Model, Pod};
 use crate::prefix::PrefixUpdate;
 use crate::request::ParsedBody;
@@ -52,6 +53,8 @@ impl Exchange {
             hashes: &prepared.hashes,
             splittable: plan.splittable,
             profile: plan.profile.as_deref(),
+            filter: plan.filter.as_ref(),
+            affinity: plan.session.affinity(),
             prompt_tokens: self.record.body_bytes as u64 / BYTES_PER_TOKEN,
             prefix_tokens: prepared.prefix_tokens,
             session_growth: self.session_growth(now, &model, &plan),
@@ -91,6 +94,9 @@ impl Exchange {
                     self.world.metrics.blind_commit();
                 }
                 self.note_bands(&model, &plan, facts.length, decision);
+                for signal in decision.missing.names() {
+                    self.world.metrics.routing_signal_missing(&model.name, signal);
+                }
                 self.charges = Some(charges);
                 self.record.timings.routed = Some(now);
                 self.record.ready_pods = model.routable.len();
@@ -165,7 +171,16 @@ impl Exchange {
         match &decision.target {
             Target::Single { pod, reason } => {
                 self.record.single_reason = (*reason != SingleReason::Strategy).then(|| reason.name());
-                self.hand_over(now, &body, Some(pod), vllm::plain_body(&body), Some(attempt), effects)
+                if decision.strategy.looks_prefixes_up() {
+                    self.offer_prefix(pod, hashes);
+                }
+                let state = self.hand_over(now, &body, Some(pod), vllm::plain_body(&body), Some(attempt), effects);
+                if decision.strategy.keeps_sessions()
+                    && let Ok(id) = HeaderValue::from_str(&session_id(&pod.address))
+                {
+                    self.answer_headers.insert(SESSION_ID, id);
+                }
+                state
             }
             Target::Pair { prefill, decode } => {
                 self.record.roleset.clone_from(&prefill.state.labels.roleset);
@@ -174,13 +189,7 @@ impl Exchange {
                 self.record.timings.prefill_start = Some(now);
                 self.prefill_host = Some(Arc::clone(&prefill.spec.host));
                 self.world.metrics.selected_pair(&prefill.state.labels, &decode.state.labels);
-                if !hashes.is_empty() {
-                    self.world.prefix.offer(PrefixUpdate {
-                        model: Arc::from(&*prefill.spec.model),
-                        hashes: Arc::from(hashes),
-                        pod: Arc::clone(&prefill.state),
-                    });
-                }
+                self.offer_prefix(prefill, hashes);
                 let connector = prefill.spec.kv_connector.unwrap_or(plan.knobs.kv_connector);
                 if !self.extended {
                     effects.push(Effect::ExtendTimeout(plan.knobs.prefill_request_timeout));
@@ -197,6 +206,17 @@ impl Exchange {
                 let (prefill, decode) = (Arc::clone(prefill), Arc::clone(decode));
                 State::Prefilling(Box::new(Routed { body, prefill, decode, connector, attempt, leg }))
             }
+        }
+    }
+
+    /// Tells the index that the pod is about to have this prompt in its cache.
+    fn offer_prefix(&self, pod: &Pod, hashes: &[u64]) {
+        if !hashes.is_empty() {
+            self.world.prefix.offer(PrefixUpdate {
+                model: Arc::from(&*pod.spec.model),
+                hashes: Arc::from(hashes),
+                pod: Arc::clone(&pod.state),
+            });
         }
     }
 
@@ -284,8 +304,8 @@ impl Exchange {
         match pod {
             Some(pod) => {
                 self.aim_at(pod);
-                if let Some(strategy) = self.record.strategy {
-                    set_headers.push(("routing-strategy", strategy.to_owned()));
+                if let Some(strategy) = &self.record.strategy {
+                    set_headers.push(("routing-strategy", strategy.clone().into_owned()));
                 }
                 set_headers.push(("target-pod", pod.address.to_string()));
             }

@@ -140,13 +140,13 @@ fn null_and_unknown_fields_are_silent() {
 fn r92_what_has_no_effect_yet_is_said() {
     let (_, warnings) = parse(
         r#"{"lockedRoutingStrategy": "PD", "profiles": {
-            "a": {"routingStrategy": "prefix-cache", "requestsPerSecond": 5,
+            "a": {"routingStrategy": "a:2,b", "requestsPerSecond": 5,
                   "routingConfig": {"promptTokensGte": 5, "pd": {"decodeResponseTimeout": 0}}},
-            "b": {"routingStrategy": "least-request"}}}"#,
+            "b": {"routingStrategy": "least-request:2,prefix-cache"}}}"#,
     );
     let expected = [
-        r#"lockedRoutingStrategy is "PD", which does not exist here: requests that it applies to get 400"#,
-        r#"profile "a": routingStrategy is "prefix-cache", which does not exist here: requests that it applies to get 400"#,
+        r#"lockedRoutingStrategy is "PD" (no such strategy): requests that it applies to get 400"#,
+        r#"profile "a": routingStrategy is "a:2,b" (no such strategy): requests that it applies to get 400"#,
         r#"profile "a": requestsPerSecond is not built yet; it has no effect"#,
         r#"profile "a": routingConfig.promptTokensGte is not built yet; it has no effect"#,
         r#"profile "a": routingConfig.pd.decodeResponseTimeout is not built yet; it has no effect"#,

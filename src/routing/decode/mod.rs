@@ -27,7 +27,7 @@ const CEILING: f64 = 1e12;
 const FULL: f64 = 0.1;
 
 /// A number that an engine reported, if it is one.
-fn known(value: Option<f64>) -> Option<f64> {
+pub(super) fn known(value: Option<f64>) -> Option<f64> {
     value.filter(|value| value.is_finite() && *value >= 0.0).map(|value| value.min(CEILING))
 }
 
@@ -102,7 +102,7 @@ impl Facts {
 }
 
 /// `round(100 − 100·usage)`, half away from zero; nothing left → [`FULL`].
-fn free_percent(usage: f64) -> f64 {
+pub(super) fn free_percent(usage: f64) -> f64 {
     let free = (100.0 - 100.0 * usage).round();
     if free > 0.0 { free } else { FULL }
 }

@@ -14,7 +14,7 @@ pub(super) use token_load::charge;
 
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
-use super::{Considered, Context, Fate, RequestFacts, Terms};
+use super::{Considered, Context, Fate, RequestFacts, Strategy, Terms};
 use crate::fleet::Model;
 use crate::knobs::{PdKnobs, PrefillPolicy};
 use crate::prefix::PrefixIndex;
@@ -23,7 +23,8 @@ use crate::rng::Rng;
 /// No prefill score is larger, so that they can be normalised.
 const CEILING: f64 = 1e30;
 
-/// Prefix matches of the prefill candidates, percent, in their order; empty when the policy does not look.
+/// Prefix matches of the prefill candidates (`pd`) or of all candidates (other strategies), percent, in their order;
+/// empty when nobody looks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Matches(Vec<u8>);
 
@@ -33,6 +34,7 @@ impl Matches {
         model: &Model,
         pool: &Pool<'_>,
         request: &RequestFacts<'_>,
+        strategy: Strategy,
         knobs: &PdKnobs,
         index: &PrefixIndex,
     ) -> Matches {
@@ -41,8 +43,18 @@ impl Matches {
                 let slots: Vec<u32> = prefills.iter().map(|candidate| candidate.pod.state.slot).collect();
                 Matches(index.match_percents(&model.name, request.hashes, &slots))
             }
+            Pool::Any(pods) if strategy.looks_prefixes_up() && !request.hashes.is_empty() && pods.len() > 1 => {
+                let slots: Vec<u32> = pods.iter().map(|pod| pod.state.slot).collect();
+                Matches(index.match_percents(&model.name, request.hashes, &slots))
+            }
             _ => Matches::default(),
         }
+    }
+
+    /// Matches made up by a test.
+    #[cfg(test)]
+    pub(super) fn known(percents: Vec<u8>) -> Matches {
+        Matches(percents)
     }
 
     /// The match as the index gave it.

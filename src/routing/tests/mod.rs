@@ -1,7 +1,8 @@
 //! The cascade as a whole.
 
 mod bands;
-mod properties;
+mod filters;
+pub(super) mod properties;
 mod reports;
 mod steps;
 mod tokens;

@@ -8,6 +8,7 @@ use proptest::strategy::Strategy as Generator;
 use super::super::fixtures::*;
 use super::super::*;
 use crate::fleet::{Role, Signals};
+use crate::knobs::STRATEGIES;
 use crate::load::{DecodeCharge, PrefillCharge, TokenCharge, TokenView};
 use crate::prefix::PrefixUpdate;
 
@@ -25,10 +26,13 @@ fn wild() -> impl Generator<Value = f64> {
     ]
 }
 
-fn signals() -> impl Generator<Value = Signals> {
+pub(in super::super) fn signals() -> impl Generator<Value = Signals> {
     let maybe = || proptest::option::of(wild());
-    (proptest::option::of(Just(NOW)), maybe(), maybe(), maybe(), maybe(), maybe(), maybe(), wild()).prop_map(
-        |(at, running, waiting, prealloc, kv_usage, generation_tps, drain_rate, foreign_running)| Signals {
+    let known = (maybe(), maybe(), maybe(), maybe(), maybe(), maybe(), maybe(), maybe());
+    (proptest::option::of(Just(NOW)), known, wild()).prop_map(|(at, known, foreign_running)| {
+        let (running, waiting, prealloc, kv_usage, generation_tps, drain_rate, prompt_tps, prefill_seconds_mean) =
+            known;
+        Signals {
             at,
             running,
             waiting,
@@ -36,10 +40,23 @@ fn signals() -> impl Generator<Value = Signals> {
             kv_usage,
             generation_tps,
             drain_rate,
+            prompt_tps,
+            prefill_seconds_mean,
             foreign_running,
             ..Signals::unknown()
-        },
-    )
+        }
+    })
+}
+
+/// Any strategy other than `pd`: one, or a list.
+pub(in super::super) fn plain_strategy() -> impl Generator<Value = super::super::Strategy> {
+    let member = (proptest::sample::select(&STRATEGIES[1..]), prop_oneof![Just(0u32), 1u32..5, Just(1_000_000)]);
+    proptest::collection::vec(member, 1..4).prop_map(|members| {
+        let text: Vec<String> = members.iter().map(|(name, weight)| format!("{name}:{weight}")).collect();
+        // A list that names one twice, or none, is none.
+        let first = super::super::Strategy::parse(members[0].0).unwrap();
+        super::super::Strategy::parse(&text.join(",")).unwrap_or(first)
+    })
 }
 
 #[derive(Clone, Debug)]
@@ -81,8 +98,7 @@ fn scene() -> impl Generator<Value = Scene> {
     );
     let strategy = prop_oneof![
         6 => Just(super::super::Strategy::Pd),
-        1 => Just(super::super::Strategy::Random),
-        1 => Just(super::super::Strategy::LeastRequest),
+        4 => plain_strategy(),
     ];
     (
         proptest::collection::vec((0usize..4, 0usize..4), 0..5),
@@ -198,7 +214,7 @@ proptest! {
         let facts = RequestFacts { hashes: &HASHES, ..request() };
         let Ok(pool) = eligibility::Pool::gather(&model, &facts, scene.strategy, &knobs) else { return Ok(()) };
         let eligibility::Pool::Pairs { prefills, decodes, .. } = &pool else { return Ok(()) };
-        let matches = prefill::Matches::look_up(&model, &pool, &facts, &knobs, &index);
+        let matches = prefill::Matches::look_up(&model, &pool, &facts, scene.strategy, &knobs, &index);
         let question = cascade::Question {
             model: &model,
             request: &facts,

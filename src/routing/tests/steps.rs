@@ -35,10 +35,10 @@ fn reason(decision: &Decision) -> Option<SingleReason> {
 
 #[test]
 fn strategies_by_name() {
-    for strategy in [Strategy::Pd, Strategy::Random, Strategy::LeastRequest] {
-        assert_eq!(Strategy::parse(strategy.name()), Some(strategy));
+    for strategy in Strategy::SINGLES {
+        assert_eq!(Strategy::parse(&strategy.name()), Ok(strategy));
     }
-    assert_eq!(Strategy::parse("PD"), None);
+    assert!(Strategy::parse("PD").is_err());
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn other_strategies_take_any_routable_pod() {
     drop(held);
     // One pod alone is taken as it is, but not by pd.
     let model = Builder::new().pod(Role::Prefill, Some("a"), Setup::default()).build();
-    for strategy in [Strategy::Random, Strategy::LeastRequest] {
+    for strategy in Strategy::SINGLES.into_iter().filter(|strategy| *strategy != Strategy::Pd) {
         let decision = select(&model, &request(), strategy, &PdKnobs::default(), context(&index, 1)).unwrap();
         assert_eq!((reason(&decision), decision.candidates), (Some(SingleReason::Strategy), (0, 1)));
         assert_eq!(decision.policies, None);

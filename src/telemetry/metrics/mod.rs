@@ -196,6 +196,11 @@ impl Metrics {
         self.count(Metric::EngineMetricMissing, &[engine, metric], 1);
     }
 
+    /// A strategy had to decide without a signal that it goes by (R43). `signal` is our own name for it.
+    pub fn routing_signal_missing(&self, model: &str, signal: &'static str) {
+        self.count(Metric::RoutingSignalMissing, &[model, signal], 1);
+    }
+
     /// A panic was caught.
     pub fn panic_caught(&self) {
         self.count(Metric::Panics, &[], 1);

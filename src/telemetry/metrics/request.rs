@@ -138,7 +138,7 @@ fn log(record: &RequestRecord, durations: &Durations) {
         model = record.model.as_deref(),
         outcome = record.outcome.label(),
         status = record.status,
-        strategy = record.strategy,
+        strategy = record.strategy.as_deref(),
         prefill_policy = record.policies.map(|(prefill, _)| prefill),
         decode_policy = record.policies.map(|(_, decode)| decode),
         single_reason = record.single_reason,

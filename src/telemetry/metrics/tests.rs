@@ -63,7 +63,7 @@ fn record(outcome: Outcome, status: u16) -> RequestRecord {
         request_id: "4bf92f3577b34da6a3ce929d0e0e4736".into(),
         endpoint: "/v1/chat/completions",
         model: Some("llama".into()),
-        strategy: Some("pd"),
+        strategy: Some("pd".into()),
         policies: Some(("prefix_cache", "load_balancing")),
         decision: None,
         single_reason: None,

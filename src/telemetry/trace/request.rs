@@ -58,7 +58,7 @@ impl Tracer {
 #[derive(Clone, Copy, Debug)]
 pub struct SelectedTarget<'a> {
     /// The strategy.
-    pub strategy: &'static str,
+    pub strategy: &'a str,
     /// Pods that were candidates.
     pub candidate_pods: usize,
     /// Routable pods of the model.
@@ -122,7 +122,7 @@ impl RequestTrace {
     /// The target was selected.
     pub fn selected(&self, target: &SelectedTarget<'_>) {
         self.set([
-            KeyValue::new("routing_strategy", target.strategy),
+            KeyValue::new("routing_strategy", target.strategy.to_owned()),
             KeyValue::new("candidate_pods", count(target.candidate_pods as u64)),
             KeyValue::new("ready_pods", count(target.ready_pods as u64)),
             KeyValue::new("target_pod", target.pod.pod.clone()),

@@ -10,6 +10,8 @@ mod mooncake;
 mod rolesets;
 mod routes;
 mod signals;
+mod strategies;
+mod tokens;
 
 use std::time::Duration;
 

@@ -59,7 +59,7 @@ fn record(outcome: Outcome) -> RequestRecord {
         request_id: TRACE.into(),
         endpoint: "/v1/completions",
         model: Some("llama".into()),
-        strategy: Some("pd"),
+        strategy: Some("pd".into()),
         policies: None,
         decision: None,
         single_reason: None,
