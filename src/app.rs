@@ -390,7 +390,11 @@ async fn discover(
             let mut reader = PodReader::new(Arc::clone(&knobs.pd));
             let readings: Vec<_> = documents.pods.iter().map(|manifest| reader.read(manifest)).collect();
             let problems = documents.broken.iter().map(ToString::to_string);
-            builder.set_problems(problems.chain(readings.iter().flat_map(|read| read.problems.clone())).collect());
+            builder.set_problems(
+                problems
+                    .chain(readings.iter().flat_map(|read| read.problems.iter().chain(&read.config_problems).cloned()))
+                    .collect(),
+            );
             builder.apply(readings.into_iter().filter_map(|read| read.spec).collect());
         }
     }

@@ -51,6 +51,8 @@ pub enum Reason {
     BadStrategy,
     /// `external-filter` is not a label selector.
     BadFilter,
+    /// The model takes no more requests in this second.
+    RateLimited,
     /// No target could be selected: an incomplete roleset, no matching bucket.
     SelectionFailed,
     /// The request cannot be disaggregated: duplicate controlled keys, a body that is no object.
@@ -76,7 +78,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for tables and tests.
-    pub const ALL: [Reason; 23] = [
+    pub const ALL: [Reason; 24] = [
         Reason::InvalidApiKey,
         Reason::BodyInvalid,
         Reason::ModelMissing,
@@ -90,6 +92,7 @@ impl Reason {
         Reason::NoRoutablePods,
         Reason::BadStrategy,
         Reason::BadFilter,
+        Reason::RateLimited,
         Reason::SelectionFailed,
         Reason::InvalidPdRequest,
         Reason::EngineUnsupported,
@@ -117,6 +120,7 @@ impl Reason {
             | Reason::PrefillRejected => StatusCode::BAD_REQUEST,
             Reason::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Reason::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Reason::RateLimited => StatusCode::TOO_MANY_REQUESTS,
             Reason::UnknownPath => StatusCode::NOT_IMPLEMENTED,
             Reason::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Reason::NoRoutablePods
@@ -146,6 +150,7 @@ impl Reason {
             | Reason::ModelUnknown
             | Reason::BadStrategy
             | Reason::BadFilter
+            | Reason::RateLimited
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => Blame::Client,
             Reason::NoRoutablePods | Reason::SelectionFailed | Reason::EngineUnsupported => Blame::Fleet,
@@ -168,6 +173,7 @@ impl Reason {
             Reason::MultipartInvalid => &["x-error-multipart-parsing"],
             Reason::NoRoutablePods => &["x-error-no-model-backends"],
             Reason::BadStrategy => &["x-error-routing", "x-error-invalid-routing-strategy"],
+            Reason::RateLimited => &["x-error-model-rps-exceeded"],
             Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => {
                 &["x-error-routing"]
             }
@@ -187,6 +193,7 @@ impl Reason {
         match self {
             Reason::InvalidApiKey => Some("invalid_api_key"),
             Reason::ModelUnknown => Some("model_not_found"),
+            Reason::RateLimited => Some("rate_limit_exceeded"),
             Reason::NoRoutablePods
             | Reason::SelectionFailed
             | Reason::EngineUnsupported
@@ -210,6 +217,7 @@ impl Reason {
             Reason::MultipartInvalid => "x-error-multipart-parsing_fail",
             Reason::ModelUnknown | Reason::NoRoutablePods => "x-error-no-model-backends_fail",
             Reason::BadStrategy => "x-error-invalid-routing-strategy_fail",
+            Reason::RateLimited => "x-error-model-rps-exceeded_fail",
             Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => {
                 "x-error-routing_fail"
             }
@@ -308,7 +316,7 @@ impl ApiError {
         for marker in self.reason.markers() {
             headers.insert(HeaderName::from_static(marker), HeaderValue::from_static("true"));
         }
-        if matches!(self.reason, Reason::Overloaded | Reason::ShuttingDown) {
+        if matches!(self.reason, Reason::Overloaded | Reason::ShuttingDown | Reason::RateLimited) {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         for (name, value) in &self.extra {
@@ -379,6 +387,7 @@ mod tests {
             (400, "invalid_request_error"),
             (404, "invalid_request_error"),
             (401, "authentication_error"),
+            (429, "rate_limit_error"),
             (429, "rate_limit_error"),
             (503, "overloaded_error"),
             (500, "api_error"),

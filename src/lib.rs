@@ -33,6 +33,7 @@ pub mod admin;
 pub mod drive;
 pub mod ext_proc;
 pub mod front;
+pub mod replay;
 
 // Floor 5: composition.
 pub mod app;

@@ -23,8 +23,17 @@ use crate::state::Served;
 const FLUSH: Duration = Duration::from_millis(1);
 /// The last event of an OpenAI stream.
 pub(crate) const DONE: &str = "data: [DONE]\n\n";
-const ERROR_EVENT: &str = "data: {\"error\": {\"message\": \"Internal server error\", \"type\": \
-                           \"InternalServerError\", \"param\": null, \"code\": 500}}\n\n";
+
+/// What a scripted error event looks like in a stream of this dialect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorStyle {
+    /// An event and `[DONE]`.
+    Event(&'static str),
+    /// An event and `[DONE]` twice, as TensorRT-LLM's completions may do.
+    EventAndTwoDones(&'static str),
+    /// The connection is closed, as TensorRT-LLM's chat does.
+    Cut,
+}
 
 /// What a handler answers.
 pub(crate) enum Reply {
@@ -80,6 +89,7 @@ pub(crate) struct Outlet {
     sender: mpsc::Sender<Bytes>,
     conn: Arc<Conn>,
     fault: Option<Fault>,
+    error: ErrorStyle,
     sent: u32,
 }
 
@@ -96,9 +106,7 @@ impl Outlet {
         }
         self.interfere(&fault).await;
         if fault.error_event_after == Some(self.sent) {
-            self.send(Bytes::from_static(ERROR_EVENT.as_bytes())).await;
-            self.send(Bytes::from_static(DONE.as_bytes())).await;
-            return Err(Ended);
+            return self.fail().await;
         }
         self.sent += 1;
         let parts = pieces(bytes, &fault.split);
@@ -106,10 +114,31 @@ impl Outlet {
         for part in parts {
             self.send(part).await;
             if several {
-                tokio::time::sleep(FLUSH).await;
+                tokio::time::sleep(fault.piece_pause.max(FLUSH)).await;
             }
         }
         Ok(())
+    }
+
+    /// The scripted error, in the dialect's way.
+    async fn fail(&self) -> Result<(), Ended> {
+        let (event, dones) = match self.error {
+            ErrorStyle::Event(event) => (event, 1),
+            ErrorStyle::EventAndTwoDones(event) => (event, 2),
+            ErrorStyle::Cut => return self.cut_off().await,
+        };
+        self.send(Bytes::from_static(event.as_bytes())).await;
+        for _ in 0..dones {
+            self.send(Bytes::from_static(DONE.as_bytes())).await;
+        }
+        Err(Ended)
+    }
+
+    /// Closes the connection in the middle of the answer.
+    pub async fn cut_off(&self) -> Result<(), Ended> {
+        tokio::time::sleep(FLUSH * 2).await;
+        self.cut(Cut::Close).await;
+        Err(Ended)
     }
 
     /// Sends the final `[DONE]`.
@@ -126,7 +155,7 @@ impl Outlet {
             if self.chunk(write).await.is_err() {
                 return;
             }
-            tokio::time::sleep(FLUSH).await;
+            tokio::time::sleep(self.fault.as_ref().map_or(FLUSH, |fault| fault.piece_pause.max(FLUSH))).await;
         }
         self.finish().await;
     }
@@ -189,12 +218,18 @@ pub(crate) struct SimBody {
 
 impl SimBody {
     /// The body of `reply`, and its declared length.
-    pub fn new(reply: Reply, conn: Arc<Conn>, mut fault: Option<Fault>, served: Option<Served>) -> SimBody {
+    pub fn new(
+        reply: Reply,
+        conn: Arc<Conn>,
+        mut fault: Option<Fault>,
+        error: ErrorStyle,
+        served: Option<Served>,
+    ) -> SimBody {
         let (sender, chunks) = mpsc::channel(1);
         if let Some(fault) = fault.as_mut().filter(|_| !matches!(reply, Reply::Stream(_))) {
             fault.error_event_after = None;
         }
-        let mut outlet = Outlet { sender, conn, fault, sent: 0 };
+        let mut outlet = Outlet { sender, conn, fault, error, sent: 0 };
         let (producer, remaining): (BoxFuture<'static, ()>, _) = match reply {
             Reply::Whole { body, .. } => {
                 let length = body.len() as u64;

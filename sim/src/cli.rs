@@ -4,18 +4,14 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 
-use crate::config::{Capacity, EngineConfig, KvLoadFailure, MetricNames, OnViolation, Role, Timing};
+use crate::config::{
+    Capacity, Connector, Dialect, EngineConfig, KvLoadFailure, MetricNames, OnViolation, Role, StreamHead,
+};
 use crate::engine::start;
-
-/// The dialects that can be simulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Dialect {
-    /// vLLM 0.32 with the NIXL connector.
-    Vllm,
-}
+use crate::timing::Timing;
 
 const POD: &str = r#"The engine's first line of output says where it listens:
   {"event":"listening","address":"127.0.0.1:8000",...}
@@ -35,6 +31,9 @@ A Pod manifest for it, for a gateway that reads pods from a file:
       role-name: decode
   status:
     podIP: 127.0.0.1
+
+A disaggregated pair is two of them. For SGLang the prefill pod also carries the annotation
+model.aibrix.ai/sglang-bootstrap-port with the "bootstrap_port" of its first line; the label engine is sglang or trtllm.
 
 Control: GET /sim/records, /sim/stats, /sim/violations; POST /sim/faults, /sim/hold, /sim/release, /sim/kill."#;
 
@@ -87,9 +86,9 @@ pub struct SimArgs {
     /// Most sequences admitted at once
     #[arg(long, default_value_t = 256)]
     pub max_running: usize,
-    /// Seconds that unread blocks stay pinned
-    #[arg(long, default_value_t = 30.0)]
-    pub lease_seconds: f64,
+    /// Seconds that unread blocks stay pinned [default: 30; Mooncake 480, TensorRT-LLM 60]
+    #[arg(long)]
+    pub lease_seconds: Option<f64>,
     /// Seconds after which idle connections are closed
     #[arg(long, default_value_t = 5.0)]
     pub keep_alive_seconds: f64,
@@ -102,6 +101,27 @@ pub struct SimArgs {
     /// What breaking the hand-off protocol leads to
     #[arg(long, value_enum, default_value = "reject")]
     pub on_violation: OnViolation,
+    /// vLLM: how KV is handed over
+    #[arg(long, value_enum, default_value = "nixl")]
+    pub connector: Connector,
+    /// Port of a prefill engine's KV side channel; 0 takes a free one [default: 8998 for SGLang and Mooncake, else free]
+    #[arg(long)]
+    pub bootstrap_port: Option<u16>,
+    /// Seconds that one leg waits for the other where both run at once
+    #[arg(long, default_value_t = 300.0)]
+    pub meeting_seconds: f64,
+    /// Seconds that a generation survives its client [default: 4 for SGLang, 1 for TensorRT-LLM, 0 for vLLM]
+    #[arg(long)]
+    pub disconnect_lag_seconds: Option<f64>,
+    /// SGLang: data-parallel ranks
+    #[arg(long, default_value_t = 1)]
+    pub dp_size: u32,
+    /// SGLang: when streams send their head
+    #[arg(long, value_enum, default_value = "at-once")]
+    pub stream_head: StreamHead,
+    /// TensorRT-LLM: `/server_info` names no endpoint
+    #[arg(long)]
+    pub cpp_transceiver: bool,
     /// What a failed KV transfer leads to
     #[arg(long, value_enum, default_value = "fail")]
     pub kv_load_failure: KvLoadFailure,
@@ -132,7 +152,23 @@ impl SimArgs {
             speed: self.speed,
             ..typical
         };
+        let mooncake = self.engine == Dialect::Vllm && self.connector == Connector::Mooncake;
+        let (lease, lag) = match self.engine {
+            Dialect::Vllm if mooncake => (480.0, 0.0),
+            Dialect::Vllm => (30.0, 0.0),
+            Dialect::Sglang => (30.0, 4.0),
+            Dialect::Trtllm => (60.0, 1.0),
+        };
+        let usual_port = if mooncake || self.engine == Dialect::Sglang { 8998 } else { 0 };
         let mut config = EngineConfig {
+            dialect: self.engine,
+            connector: self.connector,
+            bootstrap_port: self.bootstrap_port.unwrap_or(usual_port),
+            meeting_timeout: seconds(self.meeting_seconds)?,
+            disconnect_lag: seconds(self.disconnect_lag_seconds.unwrap_or(lag))?,
+            dp_size: self.dp_size,
+            stream_head: self.stream_head,
+            cpp_transceiver: self.cpp_transceiver,
             role: self.role,
             model: self.model.clone(),
             aliases: self.aliases.clone(),
@@ -148,7 +184,7 @@ impl SimArgs {
                 max_running: self.max_running,
                 prefix_cache: true,
             },
-            lease: seconds(self.lease_seconds)?,
+            lease: seconds(self.lease_seconds.unwrap_or(lease))?,
             keep_alive: seconds(self.keep_alive_seconds)?,
             natural_stop: self.natural_stop,
             metric_names: self.metric_names,
@@ -168,6 +204,8 @@ fn seconds(value: f64) -> io::Result<Duration> {
 struct Listening<'a> {
     event: &'a str,
     address: SocketAddr,
+    engine: Dialect,
+    bootstrap_port: u16,
     role: Role,
     model: &'a str,
 }
@@ -177,10 +215,16 @@ struct Listening<'a> {
 /// # Errors
 /// Options that cannot work, an address that cannot be bound, or a closed standard output.
 pub async fn run(args: SimArgs) -> io::Result<()> {
-    let Dialect::Vllm = args.engine;
     let grace = seconds(args.grace_seconds)?;
     let engine = start(args.config()?).await?;
-    let line = Listening { event: "listening", address: engine.address(), role: args.role, model: &args.model };
+    let line = Listening {
+        event: "listening",
+        address: engine.address(),
+        engine: args.engine,
+        bootstrap_port: engine.bootstrap_port(),
+        role: args.role,
+        model: &args.model,
+    };
     let line = serde_json::to_string(&line)?;
     {
         let mut out = io::stdout().lock();

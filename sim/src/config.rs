@@ -5,6 +5,37 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use crate::prompt::BLOCK_TOKENS;
+use crate::timing::Timing;
+
+/// The engine whose protocol is spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dialect {
+    /// vLLM 0.32.
+    Vllm,
+    /// SGLang 0.5.23.
+    Sglang,
+    /// TensorRT-LLM of the 1.3 release candidates.
+    Trtllm,
+}
+
+/// vLLM's KV connector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Connector {
+    /// NIXL: prefill first, its answer carries the hand-off.
+    Nixl,
+    /// Mooncake: both legs at once, matched by `transfer_id`.
+    Mooncake,
+}
+
+/// When SGLang's chat and completion streams send their head. `/generate` always sends it at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum StreamHead {
+    /// Before the first token, as up to 0.5.9.
+    AtOnce,
+    /// With the first token, as 0.5.23: a failure before it is an ordinary error answer.
+    WithFirstToken,
+}
 
 /// The engine's part in disaggregated serving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
@@ -47,92 +78,6 @@ pub enum MetricNames {
     Both,
 }
 
-/// How long work takes. A model with a handful of parameters, not a claim about hardware.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Timing {
-    /// Fixed cost of a prefill.
-    pub prefill_base: Duration,
-    /// Linear part of a prefill, tokens per second; infinite means free.
-    pub prefill_tokens_per_second: f64,
-    /// Quadratic part of a prefill: seconds per (1,000 tokens) squared.
-    pub prefill_quadratic: f64,
-    /// One decode step with one running sequence.
-    pub decode_base: Duration,
-    /// What each further running sequence adds to a decode step.
-    pub decode_per_sequence: Duration,
-    /// Fixed cost of a KV transfer.
-    pub transfer_base: Duration,
-    /// KV transfer time per 1,000 tokens.
-    pub transfer_per_1k_tokens: Duration,
-    /// Divides every duration above; 10 makes the engine ten times as fast.
-    pub speed: f64,
-}
-
-impl Timing {
-    /// Everything takes no time: for tests of the protocol.
-    pub const fn instant() -> Timing {
-        Timing {
-            prefill_base: Duration::ZERO,
-            prefill_tokens_per_second: f64::INFINITY,
-            prefill_quadratic: 0.0,
-            decode_base: Duration::ZERO,
-            decode_per_sequence: Duration::ZERO,
-            transfer_base: Duration::ZERO,
-            transfer_per_1k_tokens: Duration::ZERO,
-            speed: 1.0,
-        }
-    }
-
-    /// Figures of the order of a 7B model on one accelerator.
-    pub const fn typical() -> Timing {
-        Timing {
-            prefill_base: Duration::from_millis(12),
-            prefill_tokens_per_second: 8_000.0,
-            prefill_quadratic: 0.0005,
-            decode_base: Duration::from_millis(12),
-            decode_per_sequence: Duration::from_micros(150),
-            transfer_base: Duration::from_millis(3),
-            transfer_per_1k_tokens: Duration::from_millis(6),
-            speed: 1.0,
-        }
-    }
-
-    /// The same model, `speed` times as fast.
-    #[must_use]
-    pub fn faster(mut self, speed: f64) -> Timing {
-        self.speed *= speed;
-        self
-    }
-
-    /// Time to compute `tokens` prompt tokens.
-    pub fn prefill(&self, tokens: u32) -> Duration {
-        let tokens = f64::from(tokens);
-        let thousands = tokens / 1_000.0;
-        self.scaled(
-            self.prefill_base.as_secs_f64()
-                + tokens / self.prefill_tokens_per_second
-                + self.prefill_quadratic * thousands * thousands,
-        )
-    }
-
-    /// Time of one decode step while `running` sequences share the batch.
-    pub fn decode_step(&self, running: usize) -> Duration {
-        let others = running.saturating_sub(1) as f64;
-        self.scaled(self.decode_base.as_secs_f64() + self.decode_per_sequence.as_secs_f64() * others)
-    }
-
-    /// Time to pull the KV of `tokens` tokens.
-    pub fn transfer(&self, tokens: u32) -> Duration {
-        self.scaled(
-            self.transfer_base.as_secs_f64() + self.transfer_per_1k_tokens.as_secs_f64() * f64::from(tokens) / 1_000.0,
-        )
-    }
-
-    fn scaled(&self, seconds: f64) -> Duration {
-        Duration::try_from_secs_f64(seconds / self.speed).unwrap_or(Duration::ZERO)
-    }
-}
-
 /// What fits into the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
@@ -172,6 +117,8 @@ pub struct Limits {
 /// An engine's configuration. Fields are public; the setters are for the ones that tests change most.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
+    /// Protocol.
+    pub dialect: Dialect,
     /// Part in disaggregated serving.
     pub role: Role,
     /// Served model name.
@@ -194,12 +141,31 @@ pub struct EngineConfig {
     pub capacity: Capacity,
     /// Memory bounds.
     pub limits: Limits,
-    /// How long a prefill engine keeps blocks that nobody pulls (vLLM: `kv_lease_duration`).
+    /// How long a prefill engine keeps blocks that nobody pulls (vLLM: `kv_lease_duration`, 30 s; Mooncake 480 s;
+    /// TensorRT-LLM `kv_transfer_timeout_ms`, 60 s).
     pub lease: Duration,
     /// Idle time after which a used connection is closed (uvicorn: 5 s).
     pub keep_alive: Duration,
     /// How long a decode engine tries to reach a side channel.
     pub handshake_timeout: Duration,
+    /// How long one leg waits for the other where both run at once (SGLang: 300 s for the bootstrap).
+    pub meeting_timeout: Duration,
+    /// Time that a generation lives on after its client left: SGLang looks for disconnects every 4 s (2 s for streams),
+    /// TensorRT-LLM every second, vLLM at once. Zero by default, so that tests need not wait.
+    pub disconnect_lag: Duration,
+    /// vLLM's KV connector.
+    pub connector: Connector,
+    /// Port of the KV side channel of a prefill engine (the bootstrap port of SGLang and Mooncake); 0 takes a free one.
+    /// A decode engine of SGLang assumes it where a request names none.
+    pub bootstrap_port: u16,
+    /// Data-parallel ranks (SGLang).
+    pub dp_size: u32,
+    /// When streams send their head (SGLang).
+    pub stream_head: StreamHead,
+    /// Whether `/server_info` names no endpoint, as with TensorRT-LLM's C++ transceiver.
+    pub cpp_transceiver: bool,
+    /// Whether `/prometheus/metrics` is served (TensorRT-LLM: `return_perf_metrics`).
+    pub perf_metrics: bool,
     /// `remote_host` of prefill answers. The real default is `localhost`, which the gateway must replace.
     pub advertised_host: String,
     /// Generated tokens of a chat that names no limit.
@@ -223,6 +189,7 @@ pub struct EngineConfig {
 impl Default for EngineConfig {
     fn default() -> EngineConfig {
         EngineConfig {
+            dialect: Dialect::Vllm,
             role: Role::Combined,
             model: "sim".to_owned(),
             aliases: Vec::new(),
@@ -247,6 +214,14 @@ impl Default for EngineConfig {
             lease: Duration::from_secs(30),
             keep_alive: Duration::from_secs(5),
             handshake_timeout: Duration::from_secs(5),
+            meeting_timeout: Duration::from_mins(5),
+            disconnect_lag: Duration::ZERO,
+            connector: Connector::Nixl,
+            bootstrap_port: 0,
+            dp_size: 1,
+            stream_head: StreamHead::AtOnce,
+            cpp_transceiver: false,
+            perf_metrics: true,
             advertised_host: "localhost".to_owned(),
             chat_tokens: 64,
             natural_stop: None,
@@ -274,6 +249,57 @@ impl EngineConfig {
     /// A strict engine without a KV connector on a free local port that takes no time.
     pub fn combined(model: &str) -> EngineConfig {
         EngineConfig { role: Role::Combined, model: model.to_owned(), ..EngineConfig::default() }
+    }
+
+    /// Makes it an SGLang engine.
+    #[must_use]
+    pub fn sglang(mut self) -> EngineConfig {
+        self.dialect = Dialect::Sglang;
+        self
+    }
+
+    /// Makes it a TensorRT-LLM engine, whose hand-offs live for 60 s.
+    #[must_use]
+    pub fn trtllm(mut self) -> EngineConfig {
+        self.dialect = Dialect::Trtllm;
+        self.lease = Duration::from_mins(1);
+        self
+    }
+
+    /// Makes it a vLLM engine with the Mooncake connector, whose hand-offs live for 480 s.
+    #[must_use]
+    pub fn mooncake(mut self) -> EngineConfig {
+        self.connector = Connector::Mooncake;
+        self.lease = Duration::from_mins(8);
+        self
+    }
+
+    /// Sets the port of the side channel.
+    #[must_use]
+    pub fn bootstrap_port(mut self, port: u16) -> EngineConfig {
+        self.bootstrap_port = port;
+        self
+    }
+
+    /// Sets how long one leg waits for the other.
+    #[must_use]
+    pub fn meeting_timeout(mut self, timeout: Duration) -> EngineConfig {
+        self.meeting_timeout = timeout;
+        self
+    }
+
+    /// Sets when streams send their head.
+    #[must_use]
+    pub fn stream_head(mut self, head: StreamHead) -> EngineConfig {
+        self.stream_head = head;
+        self
+    }
+
+    /// Sets how long a generation survives its client.
+    #[must_use]
+    pub fn disconnect_lag(mut self, lag: Duration) -> EngineConfig {
+        self.disconnect_lag = lag;
+        self
     }
 
     /// Sets the address and port.
@@ -347,6 +373,9 @@ impl EngineConfig {
         if self.capacity.kv_tokens < u64::from(self.capacity.max_model_len) + u64::from(BLOCK_TOKENS) {
             return refuse("the KV cache must hold one sequence of the maximum model length");
         }
+        if self.dp_size == 0 {
+            return refuse("there is at least one data-parallel rank");
+        }
         if self.lease.is_zero() || self.keep_alive.is_zero() {
             return refuse("lease and keep-alive must be longer than zero");
         }
@@ -357,28 +386,6 @@ impl EngineConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_follow_the_formulas() {
-        let timing = Timing {
-            prefill_base: Duration::from_millis(10),
-            prefill_tokens_per_second: 1_000.0,
-            prefill_quadratic: 0.5,
-            decode_base: Duration::from_millis(20),
-            decode_per_sequence: Duration::from_millis(1),
-            transfer_base: Duration::from_millis(2),
-            transfer_per_1k_tokens: Duration::from_millis(8),
-            speed: 2.0,
-        };
-        assert_eq!(timing.prefill(0), Duration::from_millis(5));
-        assert_eq!(timing.prefill(2_000), Duration::from_millis(2_005));
-        assert_eq!(timing.decode_step(0), Duration::from_millis(10));
-        assert_eq!(timing.decode_step(1), Duration::from_millis(10));
-        assert_eq!(timing.decode_step(11), Duration::from_millis(15));
-        assert_eq!(timing.transfer(500), Duration::from_millis(3));
-        assert_eq!(Timing::instant().prefill(u32::MAX), Duration::ZERO);
-        assert_eq!(timing.faster(10.0).transfer(500), Duration::from_micros(300));
-    }
 
     #[test]
     fn impossible_configurations_are_refused() {

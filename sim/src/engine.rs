@@ -29,7 +29,7 @@ pub async fn start(config: EngineConfig) -> io::Result<Engine> {
     config.check()?;
     let listener = TcpListener::bind((config.bind, config.port)).await?;
     let side_channel = match config.role {
-        Role::Prefill => Some(TcpListener::bind((config.bind, 0)).await?),
+        Role::Prefill => Some(TcpListener::bind((config.bind, config.bootstrap_port)).await?),
         Role::Decode | Role::Combined => None,
     };
     let side_port = side_channel.as_ref().map(TcpListener::local_addr).transpose()?.map_or(0, |address| address.port());
@@ -46,6 +46,12 @@ impl Engine {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.core.address
+    }
+
+    /// Where a prefill engine's KV side channel listens: the bootstrap port of SGLang and Mooncake, the endpoint of
+    /// TensorRT-LLM's transceiver. 0 for other roles.
+    pub fn bootstrap_port(&self) -> u16 {
+        self.core.side_channel_port
     }
 
     /// Its configuration.

@@ -63,6 +63,12 @@ pub struct Fault {
     /// Wait between the head and the first byte of the body.
     #[serde(rename = "first_byte_delay_ms", deserialize_with = "millis")]
     pub first_byte_delay: Duration,
+    /// Never answer: the client hangs before the head.
+    pub hang: bool,
+    /// The engine dies when this request is read: unhealthy at once, all connections reset a moment later.
+    pub crash: bool,
+    /// The model ends with its first token and `finish_reason: "stop"`.
+    pub ends_at_once: bool,
     /// An answer word for word.
     pub answer: Option<Scripted>,
     /// JSON that stands in a prefill answer as `kv_transfer_params`; nothing is pinned.
@@ -79,6 +85,9 @@ pub struct Fault {
     pub error_event_after: Option<u32>,
     /// Sizes of the pieces that the body (or each SSE event) is written in; the last size repeats.
     pub split: Vec<usize>,
+    /// Pause between those pieces, for a slow body.
+    #[serde(rename = "piece_pause_ms", deserialize_with = "millis")]
+    pub piece_pause: Duration,
     /// Leave out the final `data: [DONE]`.
     pub omit_done: bool,
     /// Announce and close the connection after the answer.
@@ -103,6 +112,9 @@ impl Fault {
             skip: 0,
             head_delay: Duration::ZERO,
             first_byte_delay: Duration::ZERO,
+            hang: false,
+            crash: false,
+            ends_at_once: false,
             answer: None,
             kv_transfer_params: None,
             kv_transfer_params_extra: None,
@@ -111,6 +123,7 @@ impl Fault {
             stall_after: None,
             error_event_after: None,
             split: Vec::new(),
+            piece_pause: Duration::ZERO,
             omit_done: false,
             close_connection: false,
             idle_close: None,
@@ -149,6 +162,48 @@ impl Fault {
     pub fn answer_raw(mut self, status: u16, headers: &[(&str, &str)], body: Vec<Bytes>, chunked: bool) -> Fault {
         let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         self.answer = Some(Scripted { status, headers, body, chunked });
+        self
+    }
+
+    /// Answers 200 with something that is not JSON.
+    #[must_use]
+    pub fn bad_json(self) -> Fault {
+        self.answer(200, "application/json", r#"{"choices":[{"index":0,"#)
+    }
+
+    /// Answers 200 with JSON in which every field has the wrong type.
+    #[must_use]
+    pub fn wrong_types(self) -> Fault {
+        let body = r#"{"id":7,"choices":"none","usage":[],"kv_transfer_params":"oops","prompt_token_ids":{}}"#;
+        self.answer(200, "application/json", body)
+    }
+
+    /// Never answers.
+    #[must_use]
+    pub fn hang(mut self) -> Fault {
+        self.hang = true;
+        self
+    }
+
+    /// Kills the engine.
+    #[must_use]
+    pub fn crash(mut self) -> Fault {
+        self.crash = true;
+        self
+    }
+
+    /// Ends generation with the first token.
+    #[must_use]
+    pub fn ends_at_once(mut self) -> Fault {
+        self.ends_at_once = true;
+        self
+    }
+
+    /// Writes the body (or each SSE event) `size` bytes at a time, with a pause after each.
+    #[must_use]
+    pub fn slow_bytes(mut self, size: usize, pause: Duration) -> Fault {
+        self.split = vec![size];
+        self.piece_pause = pause;
         self
     }
 

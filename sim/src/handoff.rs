@@ -22,6 +22,10 @@ pub(crate) struct Pinned {
     pub tokens: u32,
     /// Its KV blocks.
     pub blocks: u32,
+    /// What the first token was sampled with; 0 where it does not matter.
+    pub sampling: u64,
+    /// The first token.
+    pub first_token: u32,
     /// The blocks themselves.
     #[expect(dead_code, reason = "held for what its drop does")]
     pub lease: KvLease,
@@ -36,6 +40,10 @@ pub(crate) struct Pulled {
     pub tokens: u32,
     /// Its KV blocks.
     pub blocks: u32,
+    /// What the first token was sampled with; 0 where it does not matter.
+    pub sampling: u64,
+    /// The first token.
+    pub first_token: u32,
 }
 
 /// Why a pull brings nothing.
@@ -99,7 +107,8 @@ impl Handoffs {
     /// Hands the blocks of `id` over and frees them.
     pub fn pull(&self, id: &str) -> Result<Pulled, NoPull> {
         let pinned = self.lock().remove(id, NoPull::AlreadyPulled, self.remembered)?;
-        Ok(Pulled { prompt_hash: pinned.prompt_hash, tokens: pinned.tokens, blocks: pinned.blocks })
+        let Pinned { prompt_hash, tokens, blocks, sampling, first_token, .. } = pinned;
+        Ok(Pulled { prompt_hash, tokens, blocks, sampling, first_token })
     }
 
     /// Frees the blocks of `id` without a pull; false when nothing is pinned under it.
@@ -119,18 +128,24 @@ impl Handoffs {
         true
     }
 
-    /// Frees what ended by `now`; returns how many hand-offs that were.
-    pub fn expire(&self, now: Instant) -> usize {
+    /// Whether the blocks of `id` are pinned.
+    pub fn is_live(&self, id: &str) -> bool {
+        self.lock().live.contains_key(id)
+    }
+
+    /// Frees what ended by `now`; returns the ids of those hand-offs.
+    pub fn expire(&self, now: Instant) -> Vec<String> {
         let mut table = self.lock();
         let mut expired = Vec::new();
         while let Some((end, id)) = table.by_end.first().cloned() {
             if end > now {
                 break;
             }
-            expired.extend(table.remove(&id, NoPull::Expired, self.remembered).ok());
+            if table.remove(&id, NoPull::Expired, self.remembered).is_ok() {
+                expired.push(id);
+            }
         }
-        drop(table);
-        expired.len()
+        expired
     }
 
     /// When the next lease ends.
@@ -178,7 +193,14 @@ mod tests {
     fn pin(handoffs: &Handoffs, cache: &KvCache, id: &str, now: Instant) {
         let prompt = Prompt::of_text(&id.repeat(64), 0);
         let lease = cache.try_take(&prompt, 1).expect("fits");
-        let pinned = Pinned { prompt_hash: prompt.hash, tokens: prompt.tokens, blocks: prompt.blocks(), lease };
+        let pinned = Pinned {
+            prompt_hash: prompt.hash,
+            tokens: prompt.tokens,
+            blocks: prompt.blocks(),
+            sampling: 0,
+            first_token: 0,
+            lease,
+        };
         handoffs.pin(id.to_owned(), pinned, now);
     }
 
@@ -205,15 +227,15 @@ mod tests {
         let (handoffs, cache, now) = (Handoffs::new(LEASE, 9), KvCache::new(1 << 16, true), ambient::now());
         pin(&handoffs, &cache, "a", now);
         pin(&handoffs, &cache, "b", now);
-        assert_eq!(handoffs.expire(now + LEASE - Duration::from_nanos(1)), 0);
+        assert_eq!(handoffs.expire(now + LEASE - Duration::from_nanos(1)).len(), 0);
         assert!(handoffs.extend("b", now + Duration::from_secs(29)));
         assert!(!handoffs.extend("x", now));
-        assert_eq!(handoffs.expire(now + LEASE), 1);
+        assert_eq!(handoffs.expire(now + LEASE), ["a"]);
         assert_eq!(handoffs.pull("a"), Err(NoPull::Expired));
         assert_eq!(handoffs.next_end(), Some(now + Duration::from_secs(49)));
         assert!(handoffs.extend("b", now), "an early heartbeat takes nothing away");
         assert_eq!(handoffs.next_end(), Some(now + Duration::from_secs(49)));
-        assert_eq!(handoffs.expire(now + Duration::from_secs(49)), 1);
+        assert_eq!(handoffs.expire(now + Duration::from_secs(49)), ["b"]);
         assert_eq!((cache.active(), handoffs.counts()), (0, PinnedCounts::default()));
     }
 }

@@ -23,32 +23,45 @@
 //! ```
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs))]
 
+mod admission;
 mod ambient;
 mod answer;
+mod body;
+mod bootstrap;
 pub mod cli;
 mod config;
 mod conn;
 mod control;
 mod engine;
 mod fault;
+mod flow;
 mod handoff;
 mod hold;
 mod kv;
+mod linger;
 mod listen;
+mod meeting;
 mod meters;
+mod page;
 mod prompt;
 mod record;
 mod report;
 mod sequence;
 mod serve;
+mod sglang;
 mod side_channel;
 mod state;
+mod timing;
+mod trtllm;
 mod vllm;
 
-pub use config::{Capacity, EngineConfig, KvLoadFailure, Limits, MetricNames, OnViolation, Role, Timing};
+pub use config::{
+    Capacity, Connector, Dialect, EngineConfig, KvLoadFailure, Limits, MetricNames, OnViolation, Role, StreamHead,
+};
 pub use engine::{Engine, start};
 pub use fault::{Cut, CutAfter, Fault, Scripted};
 pub use hold::Hold;
 pub use prompt::{BLOCK_TOKENS, BYTES_PER_TOKEN};
 pub use record::{End, Record};
 pub use report::{Stats, Violation, ViolationKind};
+pub use timing::Timing;

@@ -30,6 +30,28 @@ pub enum ViolationKind {
     RequestIdRepeated,
     /// `disagg_prefill_resp` is not a whole prefill answer.
     PrefillAnswerIncomplete,
+    /// SGLang: a disaggregated request without `bootstrap_room`.
+    RoomMissing,
+    /// SGLang: `bootstrap_room` is 0, or not below 2^63.
+    RoomInvalid,
+    /// SGLang: `bootstrap_room` was used before on this engine.
+    RoomReused,
+    /// SGLang: several samples of one prompt share a room.
+    RoomShared,
+    /// SGLang: `bootstrap_host` is the marker for a transfer that does not happen.
+    TransferFaked,
+    /// SGLang: another live request has the same `rid`.
+    RidReused,
+    /// SGLang: an abort without `rid`, or one that ended a request of another `rid`.
+    AbortTooWide,
+    /// SGLang: an `x-override-*` header.
+    OverrideHeader,
+    /// The prefill leg's sampling parameters are not the decode leg's, although its token counts.
+    SamplingMismatch,
+    /// TensorRT-LLM: `disagg_request_id` is missing or below 2^42, where workers keep their local ids.
+    RequestIdTooSmall,
+    /// TensorRT-LLM: the context worker's parameters came back changed.
+    HandoffAltered,
 }
 
 /// A breach of the hand-off protocol: something a correct gateway never does.
@@ -50,6 +72,10 @@ pub struct Stats {
     pub running: usize,
     /// Sequences waiting for a slot, for KV, or for a transfer.
     pub waiting: usize,
+    /// Prefill requests, among the waiting ones, that wait for their decode engine.
+    pub bootstrapping: usize,
+    /// Sequences whose KV is on its way, in or out.
+    pub transferring: usize,
     /// Requests stopped by a [`crate::Hold`].
     pub held: usize,
     /// Inference requests that arrived and have not ended.
@@ -72,6 +98,8 @@ pub struct Stats {
     pub generated_tokens: u64,
     /// Sequences finished by their limit or by a stop.
     pub finished: u64,
+    /// Sequences ended by `/abort_request`.
+    pub aborted: u64,
     /// Sequences that ended with an error.
     pub errors: u64,
     /// Recorded requests whose client left before the end.

@@ -3,22 +3,18 @@
 //! Everything a sequence holds is held by its future, so cancelling it at any await gives all of it back.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
+use crate::admission::{self, admit};
 use crate::ambient;
-use crate::config::{KvLoadFailure, OnViolation};
-use crate::handoff::{NoPull, Pinned};
+use crate::config::{Connector, Dialect};
+use crate::handoff::Pinned;
 use crate::kv::KvLease;
 use crate::prompt::{Finish, Output, OutputRules, Prompt, plan_output};
-use crate::report::ViolationKind;
-use crate::side_channel::{Claim, PullError};
+use crate::side_channel::Claim;
 use crate::state::{Core, Counted};
-
-/// How late a timer may fire.
-const TIMER_TICKS: Duration = Duration::from_millis(3);
 
 /// Where a sequence's prompt KV comes from.
 #[derive(Clone, Debug)]
@@ -29,6 +25,24 @@ pub(crate) enum Source {
     Remote(Arc<Claim>),
     /// Told by a whole prefill answer (Neuron); the transfer itself is only timed.
     Told,
+    /// SGLang's fake transfer: there is no KV at all.
+    Faked,
+}
+
+/// What becomes of a sequence's prompt KV.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Handover {
+    /// Nothing.
+    Nothing,
+    /// It stays pinned under this id after the answer.
+    Pinned(String),
+    /// It is given to a decode engine before the answer.
+    Met {
+        /// The id both legs know.
+        id: String,
+        /// Whether nothing is computed before the decode engine is there.
+        first: bool,
+    },
 }
 
 /// One sequence to run.
@@ -43,8 +57,13 @@ pub(crate) struct Job {
     pub prompt: Arc<Prompt>,
     pub rules: OutputRules,
     pub source: Source,
-    /// Pin the prompt's blocks under this id at the end.
-    pub pin_as: Option<String>,
+    pub handover: Handover,
+    /// What the sampling of the first token depends on, where the prefill engine samples it; 0 where it does not.
+    pub sampling: u64,
+    /// Ends this sequence, with the engine's own end or alone.
+    pub abort: CancellationToken,
+    /// Whether it goes on when nobody reads its tokens any more.
+    pub lingers: bool,
 }
 
 /// A token on its way to a stream.
@@ -82,8 +101,14 @@ pub(crate) struct Finished {
 /// Why a sequence ended without an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
+    /// The prefill engine could not be reached.
+    Unreachable,
     /// The KV transfer failed.
     KvLoad,
+    /// The other leg did not come in time.
+    Alone,
+    /// It was aborted by its id before it ran.
+    Aborted,
     /// The hand-off broke the engine.
     EngineDead,
     /// Nobody listens any more.
@@ -96,13 +121,41 @@ pub(crate) async fn run(
     job: &Job,
     tokens: Option<&mpsc::Sender<Emitted>>,
 ) -> Result<Finished, Broken> {
+    let result = live(core, job, tokens).await;
+    if result.as_ref().is_err_and(|broken| !matches!(broken, Broken::Unheard | Broken::Aborted)) {
+        core.meters.count(|counts| counts.finished_error += 1);
+    }
+    result
+}
+
+async fn live(core: &Arc<Core>, job: &Job, tokens: Option<&mpsc::Sender<Emitted>>) -> Result<Finished, Broken> {
     let arrived = ambient::now();
     let mut output = plan(job, false);
-    let admitted = core.abort.run_until_cancelled(admit(core, job, output.ids.len() as u32)).await;
-    let Some(admitted) = admitted else { return aborted(core, job, 0, output, tokens).await };
-    let admitted = admitted.inspect_err(|_| core.meters.count(|counts| counts.finished_error += 1))?;
+    let Some(admitted) = job.abort.run_until_cancelled(admit(core, job, output.ids.len() as u32)).await else {
+        if core.abort.is_cancelled() {
+            return aborted(core, job, 0, output, tokens).await;
+        }
+        core.meters.count(|counts| counts.aborted_on_demand += 1);
+        return Err(Broken::Aborted);
+    };
+    let mut admitted = admitted?;
     if admitted.corrupt {
         output = plan(job, true);
+    }
+    let first_token = output.ids.first().copied().unwrap_or_default();
+    if let Handover::Met { id, .. } = &job.handover
+        && let Some(lease) = admitted.lease.take()
+    {
+        let inflight = Counted::new(core, |load| &load.inflight);
+        pin(core, job, id, first_token, lease);
+        let given = job.abort.run_until_cancelled(admission::given(core, job, id, admitted.seat.as_ref())).await;
+        drop(inflight);
+        let Some(given) = given else {
+            core.handoffs.free(id);
+            core.meters.count(|counts| counts.aborted_on_demand += 1);
+            return Err(Broken::Aborted);
+        };
+        given?;
     }
     let started = ambient::now();
     let mut due = started;
@@ -112,7 +165,7 @@ pub(crate) async fn run(
         // A local prefill ends with its first token; after a transfer the last prompt position is computed first.
         if place > 0 || !matches!(job.source, Source::Local) {
             due += core.config.timing.decode_step(core.load.running());
-            if core.abort.run_until_cancelled(tokio::time::sleep_until(due)).await.is_none() {
+            if job.abort.run_until_cancelled(tokio::time::sleep_until(due)).await.is_none() {
                 return aborted(core, job, place, output, tokens).await;
             }
         }
@@ -127,9 +180,13 @@ pub(crate) async fn run(
         core.meters.count(|counts| counts.generated_tokens += 1);
         let last = place + 1 == output.ids.len();
         let finish = last.then(|| (output.finish, output.stop_reason.clone()));
-        emit(tokens, job, *id, piece.clone(), place, finish).await?;
+        emit(tokens, job, *id, piece.clone(), place as u32 + 1, finish).await?;
     }
     let generated = output.ids.len() as u32;
+    if generated == 0 {
+        // A limit of nothing, which SGLang accepts, still has an end.
+        emit(tokens, job, 0, String::new(), 0, Some((output.finish, None))).await?;
+    }
     core.meters.count(|counts| {
         match output.finish {
             Finish::Stop => counts.finished_stop += 1,
@@ -146,7 +203,17 @@ pub(crate) async fn run(
         counts.output_length.tokens(generated);
     });
     let cached_tokens = admitted.cached_tokens;
-    let produced = job.pin_as.clone().map(|id| pin(core, job, id, cached_tokens, admitted.lease));
+    // A prompt whose answer ended by itself needs no decode. vLLM keeps its blocks with NIXL all the same.
+    let nixl = core.config.dialect == Dialect::Vllm && core.config.connector == Connector::Nixl;
+    let capped = nixl || output.finish == Finish::Length;
+    let produced = match (&job.handover, admitted.lease.take()) {
+        (Handover::Pinned(id), Some(lease)) if capped => {
+            let (tokens, blocks) = (job.prompt.tokens, core.block_ids(job.prompt.blocks()));
+            pin(core, job, id, first_token, lease);
+            Some(Produced { request_id: id.clone(), blocks, tokens, cached_tokens })
+        }
+        _ => None,
+    };
     Ok(Finished { index: job.index, prompt: job.prompt.clone(), output, cached_tokens, produced })
 }
 
@@ -159,15 +226,15 @@ async fn emit(
     job: &Job,
     id: u32,
     piece: String,
-    place: usize,
+    position: u32,
     finish: Option<(Finish, Option<String>)>,
 ) -> Result<(), Broken> {
     let Some(tokens) = tokens else { return Ok(()) };
-    let token = Emitted { index: job.index, id, piece, position: place as u32 + 1, finish };
-    tokens.send(token).await.map_err(|_| Broken::Unheard)
+    let sent = tokens.send(Emitted { index: job.index, id, piece, position, finish }).await;
+    if sent.is_err() && !job.lingers { Err(Broken::Unheard) } else { Ok(()) }
 }
 
-/// Ends a sequence because the engine stops: what was made so far, and `finish_reason: "abort"`.
+/// Ends a sequence that was told to stop: what was made so far, and `finish_reason: "abort"`.
 async fn aborted(
     core: &Core,
     job: &Job,
@@ -178,180 +245,19 @@ async fn aborted(
     output.ids.truncate(made);
     output.pieces.truncate(made);
     output.finish = Finish::Abort;
-    core.meters.count(|counts| counts.finished_abort += 1);
-    if let Some(tokens) = tokens {
-        let finish = Some((Finish::Abort, None));
-        let token = Emitted { index: job.index, id: 0, piece: String::new(), position: made as u32, finish };
-        tokens.send(token).await.map_err(|_| Broken::Unheard)?;
-    }
+    let alone = !core.abort.is_cancelled();
+    core.meters.count(|counts| {
+        counts.finished_abort += 1;
+        counts.aborted_on_demand += u64::from(alone);
+    });
+    emit(tokens, job, 0, String::new(), made as u32, Some((Finish::Abort, None))).await?;
     Ok(Finished { index: job.index, prompt: job.prompt.clone(), output, cached_tokens: 0, produced: None })
 }
 
-fn pin(core: &Core, job: &Job, request_id: String, cached_tokens: u32, lease: KvLease) -> Produced {
-    let (tokens, blocks) = (job.prompt.tokens, job.prompt.blocks());
-    let produced = Produced { request_id: request_id.clone(), blocks: core.block_ids(blocks), tokens, cached_tokens };
-    let pinned = Pinned { prompt_hash: job.prompt.hash, tokens, blocks, lease };
-    core.handoffs.pin(request_id, pinned, ambient::now());
+fn pin(core: &Core, job: &Job, id: &str, first_token: u32, lease: KvLease) {
+    let (tokens, blocks, sampling) = (job.prompt.tokens, job.prompt.blocks(), job.sampling);
+    let pinned = Pinned { prompt_hash: job.prompt.hash, tokens, blocks, sampling, first_token, lease };
+    core.handoffs.pin(id.to_owned(), pinned, ambient::now());
+    core.meetings.ring(id);
     core.changed();
-    produced
-}
-
-/// A sequence whose prompt KV is in place.
-struct Admitted {
-    lease: KvLease,
-    cached_tokens: u32,
-    corrupt: bool,
-    at: Instant,
-    _slot: tokio::sync::OwnedSemaphorePermit,
-    _running: Counted,
-}
-
-async fn admit(core: &Arc<Core>, job: &Job, output_tokens: u32) -> Result<Admitted, Broken> {
-    let arrived = ambient::now();
-    let waiting = Counted::waiting(core);
-    // The semaphore is never closed; were it, the request would be refused like one of a dead engine.
-    let slot = core.slots.clone().acquire_owned().await.map_err(|_| Broken::EngineDead)?;
-    let asked = ambient::now();
-    let mut turn = match job.source {
-        Source::Local => Some(core.compute.lock().await),
-        Source::Remote(_) | Source::Told => None,
-    };
-    let lease = tokio::select! {
-        lease = take_blocks(core, &job.prompt, output_tokens) => lease,
-        never = heartbeat(&job.source) => match never {},
-    };
-    let at = ambient::now();
-    let cached_tokens = lease.cached_tokens();
-    let missing = job.prompt.tokens - cached_tokens.min(job.prompt.tokens);
-    core.meters.count(|counts| {
-        counts.queue.time(at - arrived);
-        counts.prefix_queries += u64::from(job.prompt.tokens);
-        counts.prefix_hits += u64::from(cached_tokens);
-    });
-    let (running, corrupt) = match &job.source {
-        Source::Local => {
-            drop(waiting);
-            let running = Counted::running(core);
-            if let Some(turn) = &mut turn {
-                compute(core, missing, asked, turn).await;
-            }
-            (running, false)
-        }
-        Source::Told => {
-            ambient::pause(core.config.timing.transfer(missing)).await;
-            transferred(core, missing, at);
-            drop(waiting);
-            (Counted::running(core), false)
-        }
-        Source::Remote(claim) => {
-            let outcome = pull(core, job, claim, missing, at).await?;
-            drop(waiting);
-            let running = Counted::running(core);
-            if outcome == Loaded::Nothing {
-                let asked = ambient::now();
-                compute(core, missing, asked, &mut *core.compute.lock().await).await;
-            }
-            (running, outcome == Loaded::Corrupt)
-        }
-    };
-    drop(turn);
-    if !corrupt {
-        lease.mark_computed();
-    }
-    core.meters.count(|counts| {
-        counts.prompt_tokens += u64::from(job.prompt.tokens);
-        counts.cache_hit_tokens += u64::from(cached_tokens);
-    });
-    Ok(Admitted { lease, cached_tokens, corrupt, at, _slot: slot, _running: running })
-}
-
-/// First come, first served: whoever waits for room keeps the others waiting behind it.
-async fn take_blocks(core: &Core, prompt: &Prompt, output_tokens: u32) -> KvLease {
-    let _first = core.admission.lock().await;
-    core.kv.take(prompt, output_tokens).await
-}
-
-async fn heartbeat(source: &Source) -> std::convert::Infallible {
-    match source {
-        Source::Remote(claim) => claim.keep_alive().await,
-        Source::Local | Source::Told => std::future::pending().await,
-    }
-}
-
-/// Timers tick in milliseconds. A prompt that was queued therefore starts when the one before it was due to end, not when
-/// its timer fired, so that a row of short computations takes as long as their sum.
-async fn compute(core: &Core, tokens: u32, asked: Instant, previous_due: &mut Instant) {
-    let began = ambient::now();
-    let queued = asked < *previous_due && began.saturating_duration_since(*previous_due) < TIMER_TICKS;
-    let due = if queued { *previous_due } else { began } + core.config.timing.prefill(tokens);
-    if due > began {
-        tokio::time::sleep_until(due).await;
-    }
-    *previous_due = due;
-    core.meters.count(|counts| {
-        counts.prefill.time(ambient::now() - began);
-        counts.computed_tokens += u64::from(tokens);
-    });
-}
-
-fn transferred(core: &Core, tokens: u32, began: Instant) {
-    core.meters.count(|counts| {
-        counts.external_queries += u64::from(tokens);
-        counts.external_hits += u64::from(tokens);
-        counts.transferred_tokens += u64::from(tokens);
-        counts.transfer.time(ambient::now() - began);
-    });
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Loaded {
-    /// The right KV.
-    Right,
-    /// Somebody else's.
-    Corrupt,
-    /// None; compute it.
-    Nothing,
-}
-
-async fn pull(core: &Arc<Core>, job: &Job, claim: &Claim, missing: u32, began: Instant) -> Result<Loaded, Broken> {
-    let violate = |kind, detail: String| core.violate(Some(job.seq), kind, detail);
-    let pulled = match claim.pull(core.config.timing.transfer(missing)).await {
-        Ok(pulled) => pulled,
-        Err(PullError::Refused(why)) if why != NoPull::WrongEngine => {
-            let kind = match why {
-                NoPull::AlreadyPulled => ViolationKind::HandoffReused,
-                NoPull::Unknown | NoPull::WrongEngine => ViolationKind::HandoffUnknown,
-                NoPull::Expired | NoPull::Freed => ViolationKind::HandoffStale,
-            };
-            violate(kind, format!("the prefill engine says: {why:?}"));
-            // The real engine reads whatever is in those blocks now.
-            return Ok(Loaded::Corrupt);
-        }
-        Err(_) => {
-            core.meters.count(|counts| {
-                counts.failed_transfers += 1;
-                counts.external_queries += u64::from(missing);
-                counts.external_hits += u64::from(missing);
-            });
-            return match core.config.kv_load_failure {
-                KvLoadFailure::Fail => Err(Broken::KvLoad),
-                KvLoadFailure::Recompute => Ok(Loaded::Nothing),
-            };
-        }
-    };
-    transferred(core, missing, began);
-    if pulled.prompt_hash == job.prompt.hash {
-        return Ok(Loaded::Right);
-    }
-    let sizes = format!("prefilled {} tokens, asked to decode {}", pulled.tokens, job.prompt.tokens);
-    if job.prompt.blocks() > pulled.blocks {
-        violate(ViolationKind::PromptLongerThanKv, sizes);
-        if core.config.on_violation == OnViolation::AsReal {
-            core.crash();
-            return Err(Broken::EngineDead);
-        }
-    } else {
-        violate(ViolationKind::PromptMismatch, sizes);
-    }
-    Ok(Loaded::Corrupt)
 }

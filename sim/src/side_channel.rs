@@ -1,7 +1,8 @@
 //! The KV side channel: a small HTTP service of prefill engines, and the decode engine's client for it.
 //!
-//! `POST /pull`, `/extend` and `/free` take `{"engine_id", "request_id"}`. A pull answers 200 with the prompt's identity
-//! and size, once; otherwise a 4xx with `{"error": reason}`. Real engines speak ZeroMQ and RDMA here: only what
+//! `POST /pull`, `/take`, `/extend` and `/free` take `{"engine_id", "request_id"}`. A pull answers 200 with the prompt's
+//! identity and size, once; otherwise a 4xx with `{"error": reason}`. A take waits until there is something to pull. What
+//! gateways ask of the same port is in `bootstrap`. Real engines speak ZeroMQ and RDMA here: only what
 //! a gateway can get wrong is kept.
 
 use std::convert::Infallible;
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
 use crate::ambient;
+use crate::bootstrap;
 use crate::handoff::{NoPull, Pulled};
 use crate::state::Core;
 
@@ -41,10 +43,13 @@ struct Refusal {
 /// Answers one call.
 pub(crate) async fn answer(core: Arc<Core>, request: Request<Incoming>) -> Response<Full<Bytes>> {
     let (head, body) = request.into_parts();
+    if head.method == Method::GET {
+        return bootstrap::answer(&core, &head).await;
+    }
     let body = Limited::new(body, LONGEST_MESSAGE).collect().await.map(http_body_util::Collected::to_bytes);
     let key = body.ok().and_then(|body| serde_json::from_slice::<Key>(&body).ok());
     let (status, body) = match key {
-        Some(key) if head.method == Method::POST => decide(&core, head.uri.path(), &key),
+        Some(key) if head.method == Method::POST => decide(&core, head.uri.path(), &key).await,
         _ => (400, Vec::new()),
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
@@ -52,37 +57,74 @@ pub(crate) async fn answer(core: Arc<Core>, request: Request<Incoming>) -> Respo
     response
 }
 
-fn decide(core: &Core, path: &str, key: &Key) -> (u16, Vec<u8>) {
+async fn decide(core: &Core, path: &str, key: &Key) -> (u16, Vec<u8>) {
     core.expire_leases();
     let refuse = |error| (409, serde_json::to_vec(&Refusal { error }).unwrap_or_default());
-    if key.engine_id != core.engine_id {
+    // SGLang's and TensorRT-LLM's decode engines know no engine id.
+    if !key.engine_id.is_empty() && key.engine_id != core.engine_id {
         return refuse(NoPull::WrongEngine);
     }
-    let answer = match path {
-        "/pull" => match core.handoffs.pull(&key.request_id) {
-            Ok(pulled) => (200, serde_json::to_vec(&pulled).unwrap_or_default()),
-            Err(why) => {
-                if why == NoPull::Expired {
-                    core.meters.count(|counts| counts.pulls_after_expiry += 1);
-                }
-                refuse(why)
+    let pulled = |outcome: Result<Pulled, NoPull>| match outcome {
+        Ok(pulled) => (200, serde_json::to_vec(&pulled).unwrap_or_default()),
+        Err(why) => {
+            if why == NoPull::Expired {
+                core.meters.count(|counts| counts.pulls_after_expiry += 1);
             }
-        },
+            refuse(why)
+        }
+    };
+    let answer = match path {
+        "/pull" => pulled(core.handoffs.pull(&key.request_id)),
+        "/take" => pulled(take(core, &key.request_id).await),
         "/extend" if core.handoffs.extend(&key.request_id, ambient::now()) => (200, Vec::new()),
         "/free" if core.handoffs.free(&key.request_id) => (200, Vec::new()),
         _ => (404, Vec::new()),
     };
+    core.meetings.ring(&key.request_id);
     core.changed();
     answer
 }
 
-/// Why a pull failed before the prefill engine decided anything.
+/// Pulls as soon as there is something to pull.
+async fn take(core: &Core, id: &str) -> Result<Pulled, NoPull> {
+    let seat = core.meetings.take(id);
+    core.changed();
+    loop {
+        let bell = seat.bell.notified();
+        match core.handoffs.pull(id) {
+            Err(NoPull::Unknown) => bell.await,
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Why a pull brought nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PullError {
     /// The prefill engine said no.
     Refused(NoPull),
-    /// It could not be reached, or died.
-    Transport,
+    /// It could not be reached.
+    Unreachable,
+    /// It died, or spoke nonsense.
+    Lost,
+    /// It waited in vain for the other leg.
+    Alone,
+}
+
+/// How a decode engine asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// For KV that is there already (vLLM's NIXL, TensorRT-LLM's context_first). Giving up frees it.
+    Pull,
+    /// For KV that may still be made (vLLM's Mooncake, TensorRT-LLM's generation_first). Giving up is not told to anybody.
+    Take,
+    /// As before, in an SGLang room of the data-parallel rank given or computed.
+    Room {
+        /// The room.
+        room: u64,
+        /// The prefill engine's rank, if the request names it.
+        rank: Option<u64>,
+    },
 }
 
 /// A hand-off that this decode engine was given. Unless it was pulled, the prefill engine is told to free the blocks when
@@ -93,19 +135,27 @@ pub(crate) struct Claim {
     key: Key,
     address: Result<IpAddr, String>,
     port: u16,
-    /// Whether a pull was tried, after which there is nothing to free.
+    manner: Manner,
+    /// Whether there is nothing to free any more.
     settled: AtomicBool,
 }
 
 impl Claim {
-    pub fn new(core: &Arc<Core>, engine_id: String, request_id: String, host: &str, port: u16) -> Claim {
+    pub fn new(
+        core: &Arc<Core>,
+        engine_id: String,
+        request_id: String,
+        (host, port): (&str, u16),
+        manner: Manner,
+    ) -> Claim {
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         Claim {
             core: core.clone(),
             key: Key { engine_id, request_id },
             address: bare.parse().map_err(|_| host.to_owned()),
             port,
-            settled: AtomicBool::new(false),
+            manner,
+            settled: AtomicBool::new(manner != Manner::Pull),
         }
     }
 
@@ -114,27 +164,44 @@ impl Claim {
         self.address.as_ref().err().map(String::as_str)
     }
 
-    /// Connects, spends `transfer`, and pulls.
+    /// Connects, gets the KV, and spends `transfer` on it.
     pub async fn pull(&self, transfer: Duration) -> Result<Pulled, PullError> {
+        if self.manner != Manner::Pull {
+            let taking = tokio::time::timeout(self.core.config.meeting_timeout, self.take());
+            let pulled = taking.await.map_err(|_| PullError::Alone)??;
+            ambient::pause(transfer).await;
+            return Ok(pulled);
+        }
         let Some(stream) = self.connect().await else {
             // Nobody is there to be told anything.
             self.settled.store(true, Ordering::Release);
-            return Err(PullError::Transport);
+            return Err(PullError::Unreachable);
         };
         ambient::pause(transfer).await;
         self.settled.store(true, Ordering::Release);
-        let (status, body) = call(stream, "/pull", &self.key).await.ok_or(PullError::Transport)?;
-        if status == 200 {
-            return serde_json::from_slice(&body).map_err(|_| PullError::Transport);
+        outcome(post(stream, "/pull", &self.key).await)
+    }
+
+    /// Waits for the KV to be made.
+    async fn take(&self) -> Result<Pulled, PullError> {
+        let mut key = self.key.clone();
+        if let Manner::Room { room, rank } = self.manner {
+            let stream = self.connect().await.ok_or(PullError::Unreachable)?;
+            let (status, body) =
+                call(stream, Method::GET, bootstrap::ROUTE, Bytes::new()).await.ok_or(PullError::Lost)?;
+            let route: Option<bootstrap::Route> = serde_json::from_slice(&body).ok().filter(|_| status == 200);
+            let ranks = u64::from(route.ok_or(PullError::Unreachable)?.dp_size.max(1));
+            key.request_id = room_key(room, rank.unwrap_or(room % ranks));
         }
-        match serde_json::from_slice::<Refusal>(&body) {
-            Ok(refusal) => Err(PullError::Refused(refusal.error)),
-            Err(_) => Err(PullError::Transport),
-        }
+        let stream = self.connect().await.ok_or(PullError::Unreachable)?;
+        outcome(post(stream, "/take", &key).await)
     }
 
     /// Keeps the lease alive, for as long as it is polled.
     pub async fn keep_alive(&self) -> Infallible {
+        if self.manner != Manner::Pull {
+            return std::future::pending().await;
+        }
         let beat = (self.core.config.lease / 6).max(Duration::from_millis(1));
         loop {
             tokio::time::sleep(beat).await;
@@ -144,7 +211,7 @@ impl Claim {
 
     async fn send(&self, path: &str) {
         if let Some(stream) = self.connect().await {
-            let _ = tokio::time::timeout(self.core.config.handshake_timeout, call(stream, path, &self.key)).await;
+            let _ = tokio::time::timeout(self.core.config.handshake_timeout, post(stream, path, &self.key)).await;
         }
     }
 
@@ -165,6 +232,7 @@ impl Drop for Claim {
             key: self.key.clone(),
             address: self.address.clone(),
             port: self.port,
+            manner: self.manner,
             settled: AtomicBool::new(true),
         };
         let kill = self.core.ending.kill.clone();
@@ -175,13 +243,31 @@ impl Drop for Claim {
     }
 }
 
+/// The id of an SGLang room at a prefill engine.
+pub(crate) fn room_key(room: u64, rank: u64) -> String {
+    format!("{room}/{rank}")
+}
+
+fn outcome(answer: Option<(u16, Bytes)>) -> Result<Pulled, PullError> {
+    let (status, body) = answer.ok_or(PullError::Lost)?;
+    if status == 200 {
+        return serde_json::from_slice(&body).map_err(|_| PullError::Lost);
+    }
+    match serde_json::from_slice::<Refusal>(&body) {
+        Ok(refusal) => Err(PullError::Refused(refusal.error)),
+        Err(_) => Err(PullError::Lost),
+    }
+}
+
+async fn post(stream: TcpStream, path: &str, key: &Key) -> Option<(u16, Bytes)> {
+    call(stream, Method::POST, path, Bytes::from(serde_json::to_vec(key).unwrap_or_default())).await
+}
+
 /// One exchange on a fresh connection.
-async fn call(stream: TcpStream, path: &str, key: &Key) -> Option<(u16, Bytes)> {
+async fn call(stream: TcpStream, method: Method, path: &str, body: Bytes) -> Option<(u16, Bytes)> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
-    let request = Request::post(path)
-        .header("host", "side-channel")
-        .body(Full::new(Bytes::from(serde_json::to_vec(key).unwrap_or_default())))
-        .ok()?;
+    let request =
+        Request::builder().method(method).uri(path).header("host", "side-channel").body(Full::new(body)).ok()?;
     let exchange = Box::pin(async move {
         let response = sender.send_request(request).await.ok()?;
         let status = response.status().as_u16();

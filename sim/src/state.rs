@@ -20,10 +20,13 @@ use crate::handoff::Handoffs;
 use crate::hold::{Gate, Hold};
 use crate::kv::KvCache;
 use crate::listen::Accepting;
+use crate::meeting::Meetings;
 use crate::meters::Meters;
 use crate::prompt::BLOCK_TOKENS;
 use crate::record::{End, Records};
 use crate::report::{Stats, Violation, ViolationKind};
+use crate::sglang::{Rids, Rooms};
+use crate::trtllm::Iterations;
 
 /// Numbers of sequences and requests in flight.
 #[derive(Debug, Default)]
@@ -31,6 +34,14 @@ pub(crate) struct Load {
     waiting: AtomicUsize,
     running: AtomicUsize,
     live: AtomicUsize,
+    /// Prefill requests that wait for their decode engine.
+    pub bootstrapping: AtomicUsize,
+    /// Prefilled sequences that wait for their KV to be taken.
+    pub inflight: AtomicUsize,
+    /// Decode sequences without KV blocks.
+    pub preallocating: AtomicUsize,
+    /// Decode sequences whose KV is on its way.
+    pub receiving: AtomicUsize,
 }
 
 impl Load {
@@ -70,7 +81,8 @@ impl Counted {
         Counted::new(core, |load| &load.live)
     }
 
-    fn new(core: &Arc<Core>, which: fn(&Load) -> &AtomicUsize) -> Counted {
+    /// One in any of the gauges.
+    pub fn new(core: &Arc<Core>, which: fn(&Load) -> &AtomicUsize) -> Counted {
         which(&core.load).fetch_add(1, Ordering::AcqRel);
         core.changed();
         Counted { core: core.clone(), which }
@@ -103,6 +115,10 @@ pub(crate) struct Core {
     /// Held by whoever computes a prompt, one at a time: when the previous computation was due to end.
     pub compute: tokio::sync::Mutex<Instant>,
     pub handoffs: Handoffs,
+    pub meetings: Meetings,
+    pub rids: Rids,
+    pub rooms: Rooms,
+    pub iterations: Iterations,
     pub meters: Meters,
     pub load: Load,
     pub ending: Ending,
@@ -149,6 +165,10 @@ impl Core {
             admission: tokio::sync::Mutex::default(),
             compute: tokio::sync::Mutex::new(ambient::now()),
             handoffs: Handoffs::new(config.lease, config.limits.finished_handoffs),
+            meetings: Meetings::default(),
+            rids: Rids::default(),
+            rooms: Rooms::new(config.limits.finished_handoffs),
+            iterations: Iterations::default(),
             meters: Meters::default(),
             load: Load::default(),
             ending: Ending::default(),
@@ -214,8 +234,11 @@ impl Core {
     /// Frees the blocks whose lease ended.
     pub fn expire_leases(&self) {
         let expired = self.handoffs.expire(ambient::now());
-        if expired > 0 {
-            self.meters.count(|counts| counts.expired_leases += expired as u64);
+        if !expired.is_empty() {
+            self.meters.count(|counts| counts.expired_leases += expired.len() as u64);
+            for id in &expired {
+                self.meetings.ring(id);
+            }
             self.changed();
         }
     }
@@ -226,6 +249,8 @@ impl Core {
         Stats {
             running: self.load.running(),
             waiting: self.load.waiting(),
+            bootstrapping: self.load.bootstrapping.load(Ordering::Acquire),
+            transferring: self.load.inflight.load(Ordering::Acquire) + self.load.receiving.load(Ordering::Acquire),
             held: self.gate.waiting(),
             live_requests: self.load.live_requests(),
             kv_used_tokens: self.kv.active() * u64::from(BLOCK_TOKENS),
@@ -237,6 +262,7 @@ impl Core {
             transferred_tokens: counts.transferred_tokens,
             generated_tokens: counts.generated_tokens,
             finished: counts.finished_stop + counts.finished_length,
+            aborted: counts.aborted_on_demand,
             errors: counts.finished_error,
             clients_gone: counts.clients_gone,
             failed_transfers: counts.failed_transfers,

@@ -50,7 +50,9 @@ fn show_model(model: &Model, now: Tick, state: &AdminState) -> Value {
         "locked_strategy": model.config.as_ref().and_then(|config| config.locked_strategy.as_deref()),
         "profiles": model.config.as_ref().map(|config| config.profiles.keys().map(|name| &**name).collect::<Vec<_>>()),
         "bands": model.bands.plans().iter().map(show_bands).collect::<Vec<_>>(),
+        "config_pod": model.config_pod.as_ref().map(ToString::to_string),
         "config_disagreements": model.config_disagreements,
+        "config_differing_pods": model.config_differing.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "pods": pods,
     })
 }

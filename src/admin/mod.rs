@@ -108,7 +108,11 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
         snapshot_version: snapshot.version,
         pods: pods.collect(),
         models: models
-            .map(|model| ModelGauge { name: Arc::clone(&model.name), replicas: model.routable.len() })
+            .map(|model| ModelGauge {
+                name: Arc::clone(&model.name),
+                replicas: model.routable.len(),
+                config_disagreements: model.config_disagreements,
+            })
             .collect(),
     }
 }

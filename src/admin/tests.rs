@@ -59,7 +59,9 @@ fn model(pods: Vec<Arc<Pod>>) -> Model {
         partial: vec![PartialRoleset { name: "rs-1".into(), prefill: 0, decode: 2 }],
         standalone: Vec::new(),
         config: None,
-        config_disagreements: 0,
+        config_disagreements: 2,
+        config_pod: Some(PodKey { namespace: "ns".into(), name: "d".into() }),
+        config_differing: vec![PodKey { namespace: "ns".into(), name: "p".into() }],
         commit: Arc::new(Commit::default()),
         pods,
         ..Model::default()
@@ -176,6 +178,7 @@ async fn metrics_reflect_the_cells_of_the_moment() {
         "tandem_pod_decode_running{namespace=\"ns\",pod_name=\"d\"} 1",
         "tandem_pod_decode_pending{namespace=\"ns\",pod_name=\"d\"} 1",
         "model_replicas{model=\"llama\"} 2",
+        "tandem_config_disagreements{model=\"llama\"} 2",
         "tandem_snapshot_version 3",
         "tandem_config_errors 2",
         "tandem_buffered_bytes 77",
@@ -205,6 +208,8 @@ async fn the_fleet_page_shows_what_routing_sees() {
     let llama = &page["models"]["llama"];
     assert_eq!(llama["rolesets"][0]["decode"], json!(["ns/d"]));
     assert_eq!(llama["partial_rolesets"], json!([{"name": "rs-1", "prefill": 0, "decode": 2}]));
+    assert_eq!((&llama["config_pod"], &llama["config_disagreements"]), (&json!("ns/d"), &json!(2)));
+    assert_eq!(llama["config_differing_pods"], json!(["ns/p"]));
     let pods = llama["pods"].as_array().unwrap();
     assert_eq!(pods[0]["signals"]["age_ms"], json!(null));
     let decode = &pods[1];

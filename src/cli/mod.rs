@@ -2,6 +2,7 @@
 
 mod check;
 mod quickstart;
+mod replay;
 mod serve;
 
 use anyhow::Result;
@@ -25,6 +26,8 @@ enum Command {
     Sim(tandem_sim::cli::SimArgs),
     /// Run everything on this machine: simulated engines, a gateway and its HTTP front in one process.
     Quickstart(quickstart::QuickstartArgs),
+    /// Compare routing policies on a trace of arrivals, in virtual time and against modelled engines.
+    Replay(replay::ReplayArgs),
 }
 
 impl Cli {
@@ -35,6 +38,7 @@ impl Cli {
             Command::Check(args) => check::run(&args),
             Command::Sim(args) => Ok(tandem_sim::cli::run(args).await?),
             Command::Quickstart(args) => quickstart::run(args).await,
+            Command::Replay(args) => replay::run(&args),
         }
     }
 }

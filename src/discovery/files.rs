@@ -205,6 +205,7 @@ impl PodFiles {
             for manifest in &state.pods {
                 let reading = self.reader.read(manifest);
                 found.problems.extend(reading.problems.into_iter().map(|text| format!("{name}: {text}")));
+                found.problems.extend(reading.config_problems);
                 let Some(spec) = reading.spec else { continue };
                 if let Some(owner) = owners.get(&spec.key) {
                     found.problems.push(format!("{name}: pod {} is already in {owner}; the first counts", spec.key));

@@ -237,6 +237,8 @@ pub struct Reading {
     pub spec: Option<PodSpec>,
     /// One sentence for each label or annotation that could not be used.
     pub problems: Vec<String>,
+    /// One for each thing that is wrong with the configuration and that no other pod of this pass has told already.
+    pub config_problems: Vec<String>,
 }
 
 /// Turns manifests into specs. Remembers each pod's last usable `model.aibrix.ai/config`, which stays in force while
@@ -247,12 +249,15 @@ pub struct PodReader {
     last_good: HashMap<(PodKey, Arc<str>), Arc<ModelConfig>>,
     /// Pods of one deployment carry one text; they share one parsed value. Holds the texts of the running pass.
     parsed: HashMap<String, Arc<ModelConfig>>,
+    /// What is wrong with configurations, each with the pod it was first seen on, and whether the running pass has
+    /// told it. So a thing has one sentence, however many pods share it, which stays the same while they come and go.
+    wrong: HashMap<String, (String, bool)>,
 }
 
 impl PodReader {
     /// A reader whose profiles start from the gateway-wide knobs `base`.
     pub fn new(base: Arc<PdKnobs>) -> PodReader {
-        PodReader { base, last_good: HashMap::new(), parsed: HashMap::new() }
+        PodReader { base, last_good: HashMap::new(), parsed: HashMap::new(), wrong: HashMap::new() }
     }
 
     /// Forgets the configurations of pods that are no longer among `specs`. Call it after each pass over all pods.
@@ -260,6 +265,7 @@ impl PodReader {
         let alive: std::collections::HashSet<_> = specs.iter().map(|spec| (&spec.key, &spec.uid)).collect();
         self.last_good.retain(|(key, uid), _| alive.contains(&(key, uid)));
         self.parsed.clear();
+        self.wrong.retain(|_, (_, told)| std::mem::take(told));
     }
 
     /// Reads one pod.
@@ -295,7 +301,8 @@ impl PodReader {
         }
         let status = manifest.status.as_ref();
         let host = problems.host(status.and_then(|status| status.pod_ip.as_deref()));
-        let config = self.config(annotation(MODEL_CONFIG), &key, &uid, &mut problems);
+        let mut config_problems = Vec::new();
+        let config = self.config(annotation(MODEL_CONFIG), &key, &uid, &mut config_problems);
         let labels = raw_labels
             .iter()
             .filter_map(|(name, value)| Some((name.clone(), value.clone()?)))
@@ -320,7 +327,7 @@ impl PodReader {
             config,
             key,
         };
-        Reading { spec: Some(spec), problems: problems.list }
+        Reading { spec: Some(spec), problems: problems.list, config_problems }
     }
 
     fn config(
@@ -328,7 +335,7 @@ impl PodReader {
         text: Option<&str>,
         key: &PodKey,
         uid: &Arc<str>,
-        problems: &mut Problems,
+        problems: &mut Vec<String>,
     ) -> Option<Arc<ModelConfig>> {
         let identity = (key.clone(), Arc::clone(uid));
         let Some(text) = text.filter(|text| !text.trim().is_empty()) else {
@@ -340,7 +347,7 @@ impl PodReader {
         } else {
             let (result, warnings) = ModelConfig::parse(text, &self.base);
             for warning in warnings {
-                problems.add(format_args!("{MODEL_CONFIG}: {warning}"));
+                self.tell(format!("{MODEL_CONFIG}: {warning}"), key, problems);
             }
             match result {
                 Ok(config) => {
@@ -351,13 +358,26 @@ impl PodReader {
                 Err(error) => {
                     let last = self.last_good.get(&identity).cloned();
                     let remains = if last.is_some() { "the last usable one stays in force" } else { "it is ignored" };
-                    problems.add(format_args!("{error}; {remains}"));
+                    self.tell(format!("{error}; {remains}"), key, problems);
                     return last;
                 }
             }
         };
         self.last_good.insert(identity, Arc::clone(&config));
         Some(config)
+    }
+
+    /// Tells what is wrong with a pod's configuration, unless the running pass has told it.
+    fn tell(&mut self, text: String, pod: &PodKey, problems: &mut Vec<String>) {
+        let sentence = |pod: &str| format!("{text} (first seen on pod {pod})");
+        if let Some((first, told)) = self.wrong.get_mut(&text) {
+            if !std::mem::replace(told, true) {
+                problems.push(sentence(first));
+            }
+        } else {
+            problems.push(sentence(&pod.to_string()));
+            self.wrong.insert(text, (pod.to_string(), true));
+        }
     }
 }
 

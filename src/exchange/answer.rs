@@ -11,6 +11,9 @@ use crate::knobs::Secret;
 use crate::response::{AnswerKind, AnswerWatch};
 use crate::telemetry::{Outcome, RequestRecord};
 
+/// The answer header that names the profile which `config-profile: auto` came to.
+pub const CHOSEN_PROFILE: &str = "x-aibrix-config-profile";
+
 /// The answer of the decode (or single) pod.
 #[derive(Debug)]
 pub struct Answer {

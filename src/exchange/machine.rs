@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use super::admission::{Budget, Permit, Reservation};
-use super::answer::Answer;
+use super::answer::{Answer, CHOSEN_PROFILE};
 use super::event::{Adapter, AnswerHead, Effect, Event, RequestHead};
 use super::plan::Plan;
 use crate::clock::Tick;
@@ -19,7 +19,7 @@ use crate::engines::vllm::Handoff;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Fleet, Model, Pod};
 use crate::knobs::{Knobs, KvConnector};
-use crate::load::{Ledger, Sessions};
+use crate::load::{Ledger, RateCharge, Sessions};
 use crate::prefix::PrefixIndex;
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::{Charges, Journal};
@@ -77,6 +77,7 @@ const EXPLAIN: &str = "x-tandem-explain";
 enum State {
     AwaitHead,
     AwaitBody,
+    Resolving(Box<Unresolved>),
     Preparing(Box<Routing>),
     Prefilling(Box<Routed>),
     AwaitAnswer,
@@ -84,7 +85,15 @@ enum State {
     Ended,
 }
 
-/// A request whose body is parsed and whose model is known.
+/// A request whose profile depends on the length of its prompt, which is being counted.
+struct Unresolved {
+    body: ParsedBody,
+    model: Arc<Model>,
+    /// Some hint asks for the length; else nothing was counted.
+    asked: bool,
+}
+
+/// A request whose body is parsed and whose model and plan are known.
 struct Routing {
     body: ParsedBody,
     model: Arc<Model>,
@@ -114,6 +123,10 @@ pub struct Exchange {
     received_bytes: usize,
     reservation: Reservation,
     charges: Option<Charges>,
+    /// The request's place in the model's rate; kept once it goes on to the pod that answers it.
+    rate: Option<RateCharge>,
+    /// The profile that the hints chose, when the client asked for that.
+    chosen_profile: Option<Arc<str>>,
     in_flight: Option<InFlight>,
     answer_headers: HeaderMap,
     /// The peer was asked to wait longer for the reply to the body.
@@ -147,6 +160,8 @@ impl Exchange {
             received_bytes: 0,
             reservation,
             charges: None,
+            rate: None,
+            chosen_profile: None,
             in_flight,
             answer_headers: HeaderMap::new(),
             extended: false,
@@ -198,6 +213,9 @@ impl Exchange {
                 self.refuse(now, ApiError::new(Reason::BodyTimeout, text), effects)
             }
             (State::AwaitBody, Event::BodyTooLarge) => self.refuse(now, self.too_large(), effects),
+            (State::Resolving(unresolved), Event::Prepared(counted)) => {
+                self.on_counted(now, *unresolved, counted, effects)
+            }
             (State::Preparing(routing), Event::Prepared(prepared)) => self.route(now, *routing, &prepared, effects),
             (State::Prefilling(routed), Event::Prefill(outcome)) => self.on_prefill(now, *routed, &outcome, effects),
             (State::AwaitAnswer, Event::AnswerHead(head)) => self.on_answer_head(now, &head, effects),
@@ -250,6 +268,10 @@ impl Exchange {
         self.record.status = error.status.as_u16();
         let request_id = &self.record.request_id;
         let error = if request_id.is_empty() { error } else { error.with_header("request-id", request_id) };
+        let error = match &self.chosen_profile {
+            Some(name) => error.with_header(CHOSEN_PROFILE, name),
+            None => error,
+        };
         let error = match &self.explanation {
             Some(summary) => error.with_header(EXPLAIN, summary),
             None => error,
@@ -294,7 +316,11 @@ impl Exchange {
         match (&state, event) {
             // Late outcomes of work that the machine has moved on from.
             (_, Event::Prefill(_) | Event::Prepared(_) | Event::DecodeFailed { .. } | Event::BodyTimeout) => state,
-            (State::Preparing(_) | State::Prefilling(_), Event::Body { data, .. }) if data.is_empty() => state,
+            (State::Resolving(_) | State::Preparing(_) | State::Prefilling(_), Event::Body { data, .. })
+                if data.is_empty() =>
+            {
+                state
+            }
             _ => self.defect(now, &state, "the request's parts came in an order that cannot be", effects),
         }
     }
@@ -336,6 +362,8 @@ impl Exchange {
                 charges.tokens.strand(now.plus(self.world.knobs.pd.kv_lease));
             }
         }
+        // Not served: its place is free for another one.
+        self.rate = None;
         self.in_flight = None;
         self.reservation = Reservation::empty(&self.world.buffered);
         self.received = Vec::new();

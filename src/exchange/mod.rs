@@ -6,13 +6,14 @@
 //! that the request charged is released.
 //!
 //! ```text
-//! AwaitHead ─▶ AwaitBody ─▶ Preparing ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
-//!                  │            │  (no prefill leg) ───────▲               │
-//!                  └────────────┴──────── refused, cancelled ──────────────┴────▶ Ended
+//! AwaitHead ─▶ AwaitBody ─▶ Resolving ─▶ Preparing ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
+//!                  │ (no count needed) ───▲ │  (no prefill leg) ───────▲               │
+//!                  └────────────┴───────────┴── refused, cancelled ────────────────────┴────▶ Ended
 //! ```
 
 mod admission;
 mod answer;
+mod auto;
 mod event;
 mod headers;
 mod machine;

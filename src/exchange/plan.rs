@@ -10,7 +10,7 @@ use super::prepare::{HashJob, PrepareJob};
 use super::session::Session;
 use crate::bands;
 use crate::error::{ApiError, Reason};
-use crate::fleet::{Engine, Model, Selector};
+use crate::fleet::{Engine, Model, RateLimit, Selector};
 use crate::knobs::{Knobs, PdKnobs, StrategyError};
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Splittable, Strategy, largest_bound};
@@ -24,10 +24,12 @@ pub(super) const LONGEST_WEIGHED: u64 = 1 << 18;
 pub struct Plan {
     /// The strategy; `None` = Envoy's own routes decide.
     pub strategy: Option<Strategy>,
-    /// The profile that the request named.
+    /// The profile that the request named, or that its hints chose.
     pub profile: Option<String>,
     /// Knobs in force.
     pub knobs: Arc<PdKnobs>,
+    /// Limit on the model's requests.
+    pub rate_limit: Option<RateLimit>,
     /// One leg or two.
     pub splittable: Splittable,
     /// The client's `external-filter`, when there is one that says something.
@@ -36,15 +38,16 @@ pub struct Plan {
     pub session: Session,
 }
 
-/// Resolves profile and strategy (reference section 1.5, steps 4 and 5), and reads the headers that steer them.
+/// Resolves profile and strategy for a request that wants this profile (reference section 1.5, steps 4 and 5), and reads
+/// the headers that steer them.
 pub fn plan(
     adapter: Adapter,
     model: &Model,
     headers: &HeaderMap,
+    wanted_profile: Option<String>,
     body: &ParsedBody,
     knobs: &Knobs,
 ) -> Result<Plan, ApiError> {
-    let wanted_profile = text(headers, "config-profile").map(str::to_owned);
     let config = model.config.as_deref();
     let profile = config.and_then(|config| config.profile(wanted_profile.as_deref()));
     let locked = config.and_then(|config| config.locked_strategy.as_deref());
@@ -62,7 +65,9 @@ pub fn plan(
     let filter = if strategy.is_some() { filter(headers)? } else { None };
     let keeps_sessions = strategy.is_some_and(Strategy::keeps_sessions);
     let session = if keeps_sessions { Session::read(headers) } else { Session::default() };
-    Ok(Plan { strategy, profile: wanted_profile, knobs, splittable: splittable(body), filter, session })
+    let rate_limit = profile.and_then(|profile| profile.rate_limit);
+    let splittable = splittable(body);
+    Ok(Plan { strategy, profile: wanted_profile, knobs, rate_limit, splittable, filter, session })
 }
 
 /// The header `routing-strategy`; an empty one counts as absent. One that is not even text is no strategy, and must not

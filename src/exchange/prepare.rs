@@ -20,6 +20,8 @@ const BYTES_PER_TOKEN: u64 = 4;
 pub struct PrepareJob {
     /// Count the tokens of this text, up to the limit, when buckets depend on it.
     pub count: Option<(String, u64)>,
+    /// The length, where it is known already.
+    pub known: Option<PromptLength>,
     /// Hash this prefix key, when a policy looks prefixes up.
     pub hash: Option<HashJob>,
 }
@@ -42,6 +44,8 @@ pub struct HashJob {
 pub struct Prepared {
     /// Prompt length, if it was asked for.
     pub length: PromptLength,
+    /// The text that was counted, for whoever still needs it.
+    pub text: String,
     /// Block hashes, empty if they were not asked for. Of a longer prompt, those of its first
     /// [`MAX_PROMPT_BLOCKS`] blocks: the index does not store more of one.
     pub hashes: BlockHashes,
@@ -52,11 +56,20 @@ pub struct Prepared {
 impl Prepared {
     /// Nothing is known about the prompt.
     pub fn unknown() -> Prepared {
-        Prepared { length: PromptLength::Unknown, hashes: BlockHashes::new(), prefix_tokens: 0 }
+        Prepared { length: PromptLength::Unknown, text: String::new(), hashes: BlockHashes::new(), prefix_tokens: 0 }
     }
 }
 
 impl PrepareJob {
+    /// Does not count what was counted far enough before, nor what was lost in the attempt.
+    pub fn reuse(&mut self, counted: PromptLength) {
+        let Some((_, limit)) = &self.count else { return };
+        if !matches!(counted, PromptLength::MoreThan(tokens) if tokens < *limit) {
+            self.count = None;
+            self.known = Some(counted);
+        }
+    }
+
     /// Too much work for the event loop.
     pub fn is_heavy(&self) -> bool {
         let counting = self.count.as_ref().is_some_and(|(text, _)| text.len() > INLINE_TOKENIZE_BYTES);
@@ -71,21 +84,22 @@ impl PrepareJob {
 
     /// Does the work.
     pub fn run(self) -> Prepared {
-        let length = match self.count {
-            None => PromptLength::Unknown,
+        let (length, text) = match self.count {
+            None => (self.known.unwrap_or(PromptLength::Unknown), String::new()),
             Some((text, limit)) => {
                 let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-                match count_tokens_up_to(&text, limit) {
+                let length = match count_tokens_up_to(&text, limit) {
                     Some(tokens) => PromptLength::Exactly(tokens as u64),
                     None => PromptLength::MoreThan(limit as u64),
-                }
+                };
+                (length, text)
             }
         };
-        let Some(job) = self.hash else { return Prepared { length, ..Prepared::unknown() } };
+        let Some(job) = self.hash else { return Prepared { length, text, ..Prepared::unknown() } };
         let bytes = tokenize(job.tokenizer, &job.key);
         let longest = job.block_size.saturating_mul(MAX_PROMPT_BLOCKS);
         let hashes = block_hashes(bytes.get(..longest).unwrap_or(&bytes), job.block_size, job.seed);
-        Prepared { length, hashes, prefix_tokens: bytes.len() as u64 / BYTES_PER_TOKEN }
+        Prepared { length, text, hashes, prefix_tokens: bytes.len() as u64 / BYTES_PER_TOKEN }
     }
 }
 
@@ -94,7 +108,33 @@ mod tests {
     use super::*;
 
     fn job(tokenizer: Tokenizer, bytes: usize, block_size: usize) -> PrepareJob {
-        PrepareJob { count: None, hash: Some(HashJob { key: vec![b'x'; bytes], tokenizer, block_size, seed: 0 }) }
+        let hash = HashJob { key: vec![b'x'; bytes], tokenizer, block_size, seed: 0 };
+        PrepareJob { hash: Some(hash), ..PrepareJob::default() }
+    }
+
+    fn counting(bytes: usize, limit: u64) -> PrepareJob {
+        PrepareJob { count: Some(("x".repeat(bytes), limit)), ..PrepareJob::default() }
+    }
+
+    #[test]
+    fn what_was_counted_far_enough_is_not_counted_again() {
+        use PromptLength::{Exactly, MoreThan, Unknown};
+        for (before, limit, expected) in [
+            (Unknown, 9, Unknown),
+            (Exactly(3), 9, Exactly(3)),
+            (Exactly(30), 9, Exactly(30)),
+            (MoreThan(8), 9, Exactly(1)),
+            (MoreThan(9), 9, MoreThan(9)),
+            (MoreThan(10), 9, MoreThan(10)),
+        ] {
+            let mut job = counting(8, limit);
+            job.reuse(before);
+            assert_eq!(job.run().length, expected, "{before:?}");
+        }
+        let mut nothing = PrepareJob::default();
+        nothing.reuse(Exactly(5));
+        assert_eq!(nothing.run().length, Unknown, "nobody asked");
+        assert_eq!(counting(8, 9).run().text, "xxxxxxxx", "the text comes back");
     }
 
     #[test]
@@ -109,8 +149,8 @@ mod tests {
             (job(Character, INLINE_HASH_BYTES, 4096), false),
             (job(Character, INLINE_HASH_BYTES + 1, 4096), true),
             (job(Character, 1000, 0), false),
-            (PrepareJob { count: Some(("x".repeat(INLINE_TOKENIZE_BYTES), 9)), hash: None }, false),
-            (PrepareJob { count: Some(("x".repeat(INLINE_TOKENIZE_BYTES + 1), 9)), hash: None }, true),
+            (counting(INLINE_TOKENIZE_BYTES, 9), false),
+            (counting(INLINE_TOKENIZE_BYTES + 1, 9), true),
         ] {
             assert_eq!(job.is_heavy(), heavy);
         }

@@ -2,7 +2,9 @@
 
 mod bands;
 mod disorder;
+mod effects;
 mod limits;
+mod profiles;
 mod strategies;
 mod tokens;
 
@@ -91,6 +93,10 @@ const BODY: &str = r#"{"model":"m","prompt":"hello","max_tokens":8}"#;
 
 fn body(text: &'static str) -> Event {
     Event::Body { data: Bytes::from_static(text.as_bytes()), end: true }
+}
+
+fn sent(text: String) -> Event {
+    Event::Body { data: Bytes::from(text), end: true }
 }
 
 fn prefill_ok() -> Event {
@@ -468,7 +474,7 @@ fn ids_from_shared_traces_are_made_unique_for_the_legs() {
 }
 
 fn any_event() -> impl Strategy<Value = u8> {
-    0u8..18
+    0u8..20
 }
 
 fn make(kind: u8) -> Event {
@@ -490,6 +496,8 @@ fn make(kind: u8) -> Event {
         14 => Event::BodyTooLarge,
         15 => Event::Misconfigured("mend it".to_owned()),
         16 => gone_after(prefill_ok()),
+        17 => head(&[("config-profile", "auto")]),
+        18 => sent(format!(r#"{{"model":"m","prompt":"{}"}}"#, "long ".repeat(2000))),
         _ => Event::Prepared(Prepared::unknown()),
     }
 }
@@ -497,7 +505,7 @@ fn make(kind: u8) -> Event {
 proptest! {
     #[test]
     fn any_order_ends_once_and_releases_everything(kinds in proptest::collection::vec(any_event(), 0..12)) {
-        let world = world();
+        let world = profiles::only_long_ones();
         let mut run = Run::new(Arc::clone(&world));
         for kind in kinds {
             let before = run.effects.len();

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
-use super::{Model, ModelConfig, PartialRoleset, Pod, PodKey, PodSpec, PodState, Role, Roleset, Snapshot};
+use super::snapshot::MAX_DIFFERING;
+use super::{Model, PartialRoleset, Pod, PodKey, PodSpec, PodState, Role, Roleset, Snapshot};
 use crate::load::LoadCell;
 
 /// What makes two sightings of a pod the same incarnation. The key is part of it although a UID should be enough:
@@ -46,8 +47,9 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
             let earlier = previous.models.get(name);
             let commit = earlier.map(|model| Arc::clone(&model.commit)).unwrap_or_default();
             let bands = earlier.map(|model| Arc::clone(&model.bands)).unwrap_or_default();
+            let rate = earlier.map(|model| Arc::clone(&model.rate)).unwrap_or_default();
             let name = Arc::clone(name);
-            (Arc::clone(&name), Arc::new(Model { name, snapshot_version, commit, bands, ..assemble(pods) }))
+            (Arc::clone(&name), Arc::new(Model { name, snapshot_version, commit, bands, rate, ..assemble(pods) }))
         })
         .collect();
     let mut next = Snapshot::new(snapshot_version, models);
@@ -79,7 +81,7 @@ fn assemble(pods: Vec<Arc<Pod>>) -> Model {
         pods.iter().filter(|pod| pod.spec.routable() && pod.spec.serves_http).cloned().collect();
     let standalone = routable.iter().filter(|pod| pod.spec.role == Role::Other).cloned().collect();
     let (rolesets, partial) = group(&pods, &routable);
-    let (config, config_disagreements) = model_config(&pods);
+    let configured = model_config(&pods);
     let mut engines = routable.iter().map(|pod| (pod.spec.engine, pod.spec.engine_label()));
     let first = engines.next();
     let engines_mixed = engines.any(|engine| Some(engine) != first);
@@ -90,10 +92,8 @@ fn assemble(pods: Vec<Arc<Pod>>) -> Model {
         rolesets,
         partial,
         standalone,
-        config,
-        config_disagreements,
         pods,
-        ..Model::default()
+        ..configured
     }
 }
 
@@ -150,14 +150,24 @@ fn replicas(pods: &[Arc<Pod>]) -> usize {
     if indexes.is_empty() { pods.len() } else { indexes.len() }
 }
 
-fn model_config(pods: &[Arc<Pod>]) -> (Option<Arc<ModelConfig>>, usize) {
+/// The model-level configuration, and who disagrees with it.
+fn model_config(pods: &[Arc<Pod>]) -> Model {
     let configs = |leaving: bool| {
-        pods.iter().filter(move |pod| pod.spec.terminating == leaving).filter_map(|pod| pod.spec.config.as_ref())
+        let those = pods.iter().filter(move |pod| pod.spec.terminating == leaving);
+        those.filter_map(|pod| Some((&pod.spec.key, pod.spec.config.as_ref()?)))
     };
-    let Some(chosen) = configs(false).chain(configs(true)).next() else { return (None, 0) };
-    let differing = configs(false)
-        .chain(configs(true))
-        .filter(|other| !Arc::ptr_eq(chosen, other) && !chosen.same_for_requests(other))
-        .count();
-    (Some(Arc::clone(chosen)), differing)
+    let all = || configs(false).chain(configs(true));
+    let Some((key, chosen)) = all().next() else { return Model::default() };
+    let mut differing: Vec<&PodKey> = all()
+        .filter(|(_, other)| !Arc::ptr_eq(chosen, other) && !chosen.same_for_requests(other))
+        .map(|(key, _)| key)
+        .collect();
+    differing.sort();
+    Model {
+        config: Some(Arc::clone(chosen)),
+        config_pod: Some(key.clone()),
+        config_disagreements: differing.len(),
+        config_differing: differing.into_iter().take(MAX_DIFFERING).cloned().collect(),
+        ..Model::default()
+    }
 }

@@ -7,6 +7,7 @@
 mod build;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod hints;
 mod profile;
 mod selector;
 mod signals;
@@ -20,7 +21,8 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 pub use build::build;
-pub use profile::{BucketRange, ModelConfig, Profile, ProfileError};
+pub use hints::{Features, Hints};
+pub use profile::{AUTO, BucketRange, ModelConfig, Profile, ProfileError, RateLimit};
 pub use selector::{MAX_SELECTOR_BYTES, MAX_SELECTOR_REQUIREMENTS, Selector, SelectorError};
 pub use signals::Signals;
 pub use snapshot::{Fleet, Model, PartialRoleset, Roleset, Snapshot};

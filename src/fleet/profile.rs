@@ -10,7 +10,11 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use super::Hints;
 use crate::knobs::{BucketServeMode, DecodePolicy, MAX_TOKENS, PdKnobs, PrefillPolicy, parse_strategy};
+
+/// The value of the request header `config-profile` that leaves the choice to the hints; any case.
+pub const AUTO: &str = "auto";
 
 /// The annotation is not usable as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +30,25 @@ pub struct BucketRange {
     pub max: Option<u64>,
 }
 
+/// How many requests per second the model takes from this replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RateLimit {
+    /// `requestsPerSecond`: in all.
+    Model(u32),
+    /// `requestsPerSecondPerReplica`: for every routable pod of the model.
+    PerReplica(u32),
+}
+
+impl RateLimit {
+    /// Requests per second while so many pods are routable.
+    pub fn per_second(self, replicas: usize) -> u32 {
+        match self {
+            RateLimit::Model(limit) => limit,
+            RateLimit::PerReplica(limit) => limit.saturating_mul(u32::try_from(replicas).unwrap_or(u32::MAX)),
+        }
+    }
+}
+
 /// One profile, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
@@ -33,6 +56,11 @@ pub struct Profile {
     pub name: Arc<str>,
     /// `routingStrategy`.
     pub routing_strategy: Option<Arc<str>>,
+    /// `requestsPerSecondPerReplica`, else `requestsPerSecond`.
+    pub rate_limit: Option<RateLimit>,
+    /// Which requests that ask for `auto` it suits. None when one of them is unusable: the profile then suits no
+    /// request, rather than more than was meant.
+    pub hints: Hints,
     /// Prompt-length range of the pod that carries this profile.
     pub bucket: BucketRange,
     /// `combined`: the pod runs both phases.
@@ -80,6 +108,8 @@ impl ModelConfig {
             && self.profiles.iter().zip(&other.profiles).all(|((name, mine), (other_name, theirs))| {
                 name == other_name
                     && mine.routing_strategy == theirs.routing_strategy
+                    && mine.rate_limit == theirs.rate_limit
+                    && mine.hints == theirs.hints
                     && (Arc::ptr_eq(&mine.knobs, &theirs.knobs) || mine.knobs == theirs.knobs)
             })
     }
@@ -138,11 +168,34 @@ fn parse_profile(name: &str, entry: &Value, base: &PdKnobs, warnings: &mut Vec<S
             &empty
         }
     };
+    let rate_limit = rate_limit(entry, &place, warnings);
+    if name.trim().eq_ignore_ascii_case(AUTO) {
+        warnings.push(format!("{place}no request can ask for it by name, since that means the choice by hints"));
+    }
     let mut fields = Fields::new(config, place, warnings);
+    let hints = fields.hints();
     let bucket = fields.bucket();
     let combined = fields.take(&[""], "combined", "true or false", Value::as_bool).unwrap_or(false);
     let knobs = Arc::new(fields.knobs(base));
-    Some(Profile { name: Arc::from(name), routing_strategy, bucket, combined, knobs })
+    Some(Profile { name: Arc::from(name), routing_strategy, rate_limit, hints, bucket, combined, knobs })
+}
+
+/// A limit that is not a whole number above 0 is none.
+fn rate_limit(entry: &Map<String, Value>, place: &str, warnings: &mut Vec<String>) -> Option<RateLimit> {
+    let mut read = |field: &str| {
+        let value = entry.get(field).filter(|value| !value.is_null())?;
+        let limit = positive_whole(value).and_then(|limit| u32::try_from(limit).ok());
+        if limit.is_none() {
+            warnings.push(format!(
+                "{place}{field} is {}; expected a whole number from 1 to {}; it is ignored",
+                shown(value),
+                u32::MAX
+            ));
+        }
+        limit
+    };
+    let (per_replica, whole) = (read("requestsPerSecondPerReplica"), read("requestsPerSecond"));
+    per_replica.map(RateLimit::PerReplica).or(whole.map(RateLimit::Model))
 }
 
 /// A strategy that does not exist stays in force, as in the reference: its requests are refused.
@@ -177,10 +230,6 @@ struct Fields<'a> {
 
 /// Fields that the reference gateway acts on and this version does not: whoever sets one must not believe in it.
 const LATER: &[&str] = &[
-    "promptTokensGte",
-    "promptTokensLt",
-    "maxTokensGte",
-    "maxTokensLt",
     "decodeAbortTimeout",
     "decodeAbortRetryDelay",
     "decodeFirstResponseTimeout",
@@ -188,8 +237,7 @@ const LATER: &[&str] = &[
     "decodeStreamIdleTimeout",
 ];
 /// The same beside `routingConfig`.
-const LATER_IN_PROFILE: &[&str] =
-    &["requestsPerSecond", "requestsPerSecondPerReplica", "requestsInflight", "ttftThresholdS"];
+const LATER_IN_PROFILE: &[&str] = &["requestsInflight", "ttftThresholdS"];
 
 /// Where a per-request knob is looked for, in this order.
 const KNOB_PLACES: &[&str] = &["pd", ""];
@@ -242,6 +290,37 @@ impl<'a> Fields<'a> {
         if let Some(value) = self.take(KNOB_PLACES, field, expected, read) {
             *target = value;
         }
+    }
+
+    /// All hints, or none if one of them is unusable.
+    fn hints(&mut self) -> Hints {
+        let mut usable = true;
+        let mut read = |field: &str| {
+            let value = self.config.get(field).filter(|value| !value.is_null())?;
+            let bound = whole(value).and_then(|bound| u64::try_from(bound).ok());
+            if bound.is_none() {
+                usable = false;
+                self.warnings.push(format!(
+                    "{}routingConfig.{field} is {}; expected a whole number of tokens; auto never chooses the profile",
+                    self.place,
+                    shown(value),
+                ));
+            }
+            bound
+        };
+        let hints = Hints {
+            prompt_gte: read("promptTokensGte"),
+            prompt_lt: read("promptTokensLt"),
+            max_gte: read("maxTokensGte"),
+            max_lt: read("maxTokensLt"),
+        };
+        if !usable {
+            return Hints::default();
+        }
+        if hints.exclude_everybody() {
+            self.warnings.push(format!("{}its hints leave no request over, so auto never chooses it", self.place));
+        }
+        hints
     }
 
     fn bucket(&mut self) -> BucketRange {

@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 use arc_swap::ArcSwap;
 
 use super::build::Identity;
-use super::{Engine, ModelConfig, Pod};
+use super::{Engine, ModelConfig, Pod, PodKey};
 use crate::bands::ModelBands;
-use crate::load::{Commit, LoadCell};
+use crate::load::{Commit, LoadCell, RateWindow};
 
 /// A roleset with at least one routable prefill and one routable decode replica.
 #[derive(Clone, Debug)]
@@ -36,6 +36,9 @@ pub struct PartialRoleset {
     pub decode: usize,
 }
 
+/// Pods named in [`Model::config_differing`].
+pub const MAX_DIFFERING: usize = 16;
+
 /// Everything known about one model.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
@@ -58,6 +61,10 @@ pub struct Model {
     pub config: Option<Arc<ModelConfig>>,
     /// How many pods carry a configuration that says something else about requests than [`Model::config`].
     pub config_disagreements: usize,
+    /// The pod whose configuration [`Model::config`] is.
+    pub config_pod: Option<PodKey>,
+    /// The first of those that disagree with it, at most [`MAX_DIFFERING`], ordered by key.
+    pub config_differing: Vec<PodKey>,
     /// The engine of all routable pods; `None` when there is none or they disagree.
     pub engine: Option<Engine>,
     /// The routable pods are of several engines, which rules PD out: a body made for one must not reach another.
@@ -66,6 +73,8 @@ pub struct Model {
     pub commit: Arc<Commit>,
     /// Prompt lengths and the plans made from them; survives snapshots.
     pub bands: Arc<ModelBands>,
+    /// Requests of the present second that a profile's limit counts; survives snapshots.
+    pub rate: Arc<RateWindow>,
 }
 
 /// The whole fleet at one moment.

@@ -43,6 +43,12 @@ pub fn configuration_markdown() -> String {
     page
 }
 
+/// Every variable that acts, with the profile field that overrides it (under `routingConfig`; empty = none).
+#[cfg(test)]
+pub(crate) fn described() -> Vec<(&'static str, &'static str)> {
+    settings::GROUPS.iter().flat_map(|group| group.settings).map(|setting| (setting.name, setting.profile)).collect()
+}
+
 /// Compares a generated page with its file, or writes the file when `TANDEM_REWRITE_DOCS` is 1.
 #[cfg(test)]
 pub(crate) fn assert_generated(file: &str, page: &str) {

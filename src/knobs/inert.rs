@@ -9,6 +9,8 @@ pub(super) const INERT: &[(&str, &str)] = &[
     ("AIBRIX_PROMETHEUS_QUERY_INTERVAL_MS", OWN_RATES),
     ("REDIS_HOST", LOCAL_PLANE),
     ("REDIS_URL", LOCAL_PLANE),
+    ("REDIS_PORT", LOCAL_PLANE),
+    ("REDIS_PASSWORD", LOCAL_PLANE),
     ("AIBRIX_TOKEN_LOAD_SHARED_LEDGER", LOCAL_PLANE),
     ("AIBRIX_DECODE_ABORT_TIMEOUT", WATCHDOG),
     ("AIBRIX_DECODE_ABORT_RETRY_DELAY", WATCHDOG),
@@ -20,6 +22,10 @@ pub(super) const INERT: &[(&str, &str)] = &[
     ("AIBRIX_MOONCAKE_BOOTSTRAP_PORT", "the mooncake connector is not supported yet"),
     ("AIBRIX_STATESYNC_ENABLED", LOCAL_PLANE),
     ("AIBRIX_STATESYNC_SYNC_PERIOD", LOCAL_PLANE),
+    (
+        "AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS",
+        "blocks that are too old are looked for all the time, a few at every turn",
+    ),
     ("AIBRIX_HTTPROUTE_CACHE_TTL", "routes are not looked up, so there is nothing to cache"),
     ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", REMOTE),
     ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", REMOTE),
@@ -37,6 +43,11 @@ const LOCAL_PLANE: &str = "replicas do not share state in this version, each bal
 const WATCHDOG: &str = "decode time-outs and aborts are not built yet";
 const TRT: &str = "TensorRT-LLM is not built yet";
 const REMOTE: &str = "remote tokenizers and KV events are not supported";
+
+/// `tcp://10.0.0.7:6379`: what Kubernetes puts into `REDIS_PORT` beside a service called `redis`. It is nobody's wish.
+pub(super) fn is_service_url(value: &str) -> bool {
+    ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme))
+}
 
 /// Kubernetes puts variables like `AIBRIX_GATEWAY_PLUGINS_SERVICE_HOST` and `…_PORT_80_TCP_ADDR` into every container
 /// of a namespace; they are not settings.

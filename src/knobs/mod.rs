@@ -25,7 +25,7 @@ pub use parse::MAX_TOKENS;
 pub use strategy::{MAX_STRATEGY_WEIGHT, STRATEGIES, StrategyError, StrategyWeights, parse_strategy};
 
 #[cfg(test)]
-pub(crate) use docs::assert_generated;
+pub(crate) use docs::{assert_generated, described};
 
 /// How a prefill pod is scored. Names are those of `AIBRIX_PREFILL_SCORE_POLICY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -297,8 +297,6 @@ pub struct PrefixKnobs {
     pub max_blocks: Option<usize>,
     /// `AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS` (20 min): entries not put again for this long go.
     pub max_idle: Duration,
-    /// `AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS` (1 s).
-    pub sweep_interval: Duration,
 }
 
 /// How log lines look.

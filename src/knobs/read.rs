@@ -146,7 +146,7 @@ impl Reader<'_> {
 
     fn report_inert(&mut self) {
         for (name, instead) in inert::INERT {
-            if self.raw(name).is_some() {
+            if self.raw(name).is_some_and(|value| !inert::is_service_url(&value)) {
                 self.report.warnings.push(format!("{name} is set, but has no effect here: {instead}"));
             }
         }
@@ -427,12 +427,6 @@ fn read_prefix(reader: &mut Reader<'_>) -> PrefixKnobs {
             Duration::from_mins(20),
             parse::minutes,
             |duration| (duration.as_secs() / 60).to_string(),
-        ),
-        sweep_interval: reader.value(
-            "AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS",
-            Duration::from_secs(1),
-            parse::seconds,
-            secs,
         ),
     }
 }

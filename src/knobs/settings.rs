@@ -359,13 +359,6 @@ pub(super) const GROUPS: &[Group] = &[
                 "",
                 "Blocks that were not put again for this long go.",
             ),
-            one(
-                "AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS",
-                "1",
-                "seconds",
-                "",
-                "Pause between two searches for such blocks.",
-            ),
         ],
     },
     Group {

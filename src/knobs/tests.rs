@@ -245,9 +245,38 @@ fn variables_without_effect_are_named_once() {
         ("AIBRIX_GATEWAY_PLUGINS_SERVICE_PORT_GRPC", "50052"),
         ("AIBRIX_GATEWAY_PLUGINS_PORT", "tcp://10.0.0.1:50052"),
         ("AIBRIX_GATEWAY_PLUGINS_PORT_50052_TCP_ADDR", "10.0.0.1"),
+        ("REDIS_PORT", "tcp://10.0.0.7:6379"),
         ("HOME", "/"),
     ]);
     assert_eq!(report.warnings, ["TANDEM_MAX_BODY_BYTE is set, but has no effect here: no such setting"]);
+}
+
+/// Reference section 14: whatever it lists either acts here or is named when it is set.
+#[test]
+fn no_variable_of_the_reference_is_ignored_in_silence() {
+    let known: Vec<&str> =
+        described().into_iter().map(|(name, _)| name).chain(inert::INERT.iter().map(|(name, _)| *name)).collect();
+    for name in "ROUTING_ALGORITHM AIBRIX_AUTH_BEARER_TOKEN AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES
+        AIBRIX_HTTPROUTE_CACHE_TTL AIBRIX_PROMPT_LENGTH_BUCKETING AIBRIX_BUCKET_SERVE AIBRIX_BUCKET_SERVE_MODE
+        AIBRIX_PREFILL_REQUEST_TIMEOUT AIBRIX_PREFILL_SCORE_POLICY AIBRIX_DECODE_SCORE_POLICY
+        AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD
+        AIBRIX_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD AIBRIX_DECODE_SCORE_RATIO_THRESHOLD
+        AIBRIX_DECODE_LB_WEIGHT_RUNNING AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT AIBRIX_TOKEN_LOAD_KV_WEIGHT
+        AIBRIX_TOKEN_LOAD_REQUEST_COST AIBRIX_TOKEN_LOAD_TTL_SECONDS AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS
+        AIBRIX_TOKEN_LOAD_MAX_SESSIONS AIBRIX_TOKEN_LOAD_SHARED_LEDGER AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH
+        AIBRIX_HYBRID_CACHE_LOAD_FACTOR AIBRIX_MIN_MATCH_PCT AIBRIX_DECODE_ABORT_TIMEOUT
+        AIBRIX_DECODE_ABORT_RETRY_DELAY AIBRIX_DECODE_FIRST_RESPONSE_TIMEOUT AIBRIX_DECODE_RESPONSE_TIMEOUT
+        AIBRIX_DECODE_STREAM_IDLE_TIMEOUT AIBRIX_KV_CONNECTOR_TYPE AIBRIX_MOONCAKE_BOOTSTRAP_PORT
+        AIBRIX_TRT_MACHINE_ID AIBRIX_TRT_SCHEDULE_STYLE AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE
+        AIBRIX_PREFIX_CACHE_BLOCK_SIZE AIBRIX_PREFIX_CACHE_BLOCK_NUMBER AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS
+        AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS AIBRIX_PREFIX_CACHE_HASH_SEED
+        AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS PROMETHEUS_ENDPOINT
+        AIBRIX_PROMETHEUS_QUERY_INTERVAL_MS AIBRIX_STATESYNC_ENABLED AIBRIX_STATESYNC_SYNC_PERIOD
+        AIBRIX_TTFT_THRESHOLD_S REDIS_HOST REDIS_PORT REDIS_PASSWORD POD_NAME"
+        .split_whitespace()
+    {
+        assert!(known.contains(&name), "{name}");
+    }
 }
 
 #[test]
@@ -258,6 +287,7 @@ fn secrets_stay_out_of_the_report() {
         ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "hunter2"),
         ("PROMETHEUS_ENDPOINT_BASIC_AUTH_PASSWORD", "hunter2"),
         ("REDIS_URL", "redis://:hunter2@redis"),
+        ("REDIS_PASSWORD", "hunter2"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter2@collector:4317"),
     ]);
     let shown = format!("{report:?} {} {:?} {:?}", report.table(), knobs.auth_bearer_token, knobs.otel.headers);
@@ -332,6 +362,22 @@ fn otel_details() {
     assert_eq!((knobs.otel.queue_size, knobs.otel.batch_size), (100, 100));
     let (knobs, _) = read(&[("OTEL_RESOURCE_ATTRIBUTES", "service.name=a"), ("OTEL_SERVICE_NAME", "b")]);
     assert_eq!((knobs.otel.service_name.as_str(), knobs.otel.resource_attributes.len()), ("b", 0));
+}
+
+#[test]
+fn what_is_said_of_traces_wins() {
+    let (knobs, _) = read(&[
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "key=common"),
+        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "key=traces"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "7"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "100"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5"),
+    ]);
+    assert_eq!(knobs.otel.protocol, OtlpProtocol::HttpProtobuf);
+    assert_eq!(knobs.otel.headers.iter().map(|(_, value)| value.expose()).collect::<Vec<_>>(), ["traces"]);
+    assert_eq!((knobs.otel.schedule_delay, knobs.otel.batch_size), (Duration::from_millis(7), 5));
 }
 
 #[test]

@@ -19,7 +19,6 @@ fn knobs(budget_bytes: usize) -> PrefixKnobs {
         budget_bytes,
         max_blocks: None,
         max_idle: Duration::from_mins(20),
-        sweep_interval: Duration::from_secs(1),
     }
 }
 

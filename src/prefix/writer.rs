@@ -273,7 +273,6 @@ mod tests {
                 budget_bytes: budget,
                 max_blocks: None,
                 max_idle: Duration::from_millis(1500),
-                sweep_interval: Duration::from_secs(1),
             };
             let sizing = Sizing::new(&knobs);
             assert_eq!(sizing.max_idle, 2);

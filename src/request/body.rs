@@ -43,7 +43,7 @@ pub struct ParsedBody {
     pub include_usage: bool,
     /// `n` (1 when absent or unusable), or `best_of` when that is larger.
     pub choices: u64,
-    /// `max_tokens`, else `max_completion_tokens`. (Which of the two an engine prefers is its own affair.)
+    /// `max_tokens`, else `max_completion_tokens`, else (responses only) `max_output_tokens`. (Which of the two an engine prefers is its own affair.)
     pub max_tokens: Option<u64>,
     /// The prompt.
     pub prompt: Prompt,
@@ -66,7 +66,10 @@ impl ParsedBody {
         let prompt = Prompt::read(endpoint, &object)?;
         let count = |key| object.get(key).and_then(read_count);
         let choices = count("n").unwrap_or(1).max(count("best_of").unwrap_or(1)).max(1);
-        let max_tokens = count("max_tokens").or_else(|| count("max_completion_tokens"));
+        let max_tokens = count("max_tokens").or_else(|| count("max_completion_tokens")).or_else(|| {
+            // The name that this endpoint has for it.
+            if endpoint == Endpoint::Responses { count("max_output_tokens") } else { None }
+        });
         let include_usage = object
             .get("stream_options")
             .and_then(|options| JsonObject::parse(options.as_bytes()).ok())

@@ -42,6 +42,8 @@ impl Builder {
         let profile = Profile {
             name: "default".into(),
             routing_strategy: None,
+            rate_limit: None,
+            hints: crate::fleet::Hints::default(),
             bucket: setup.range.map_or(BucketRange { min: 0, max: None }, |(min, max)| BucketRange { min, max }),
             combined: setup.combined,
             knobs: Arc::new(PdKnobs::default()),
@@ -156,7 +158,6 @@ pub(super) fn index() -> PrefixIndex {
         budget_bytes: 8 << 20,
         max_blocks: None,
         max_idle: Duration::from_mins(20),
-        sweep_interval: Duration::from_secs(1),
     })
 }
 

@@ -18,4 +18,4 @@ mod tests;
 pub use http::{FetchError, HttpPages, PageSource};
 pub use parse::{Page, parse_page};
 pub use rates::{DrainRate, Throughput};
-pub use scraper::{ScrapeObserver, Scraper, start};
+pub use scraper::{Derived, ScrapeObserver, Scraper, in_flight, start};

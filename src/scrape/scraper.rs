@@ -207,13 +207,13 @@ impl<'a, S: PageSource, O: ScrapeObserver> PodTask<'a, S, O> {
 
 /// This replica's own work that the engine counts as running: decode requests handed over, and on a prefill pod the
 /// prefill legs.
-fn in_flight(load: LoadView) -> u64 {
+pub fn in_flight(load: LoadView) -> u64 {
     load.running + load.prefills
 }
 
-/// What takes more than one page to know.
+/// What takes more than one page to know of a pod. Pure, so that simulated engines can be read like real ones.
 #[derive(Debug, Default)]
-struct Derived {
+pub struct Derived {
     generation: Throughput,
     prompt: Throughput,
     drain: DrainRate,
@@ -222,7 +222,7 @@ struct Derived {
 impl Derived {
     /// The signals of one page. `own` is the larger of this replica's work in flight before and after the scrape: a
     /// request that came or went in between is not taken for another gateway's.
-    fn signals(&mut self, page: &Page, now: Tick, role: Role, own: u64, completed: u64) -> Signals {
+    pub fn signals(&mut self, page: &Page, now: Tick, role: Role, own: u64, completed: u64) -> Signals {
         let generation = page.generation_tokens.and_then(|tokens| self.generation.push(now, tokens));
         let prompt = page.prompt_tokens.and_then(|tokens| self.prompt.push(now, tokens));
         let drain = (role != Role::Prefill).then(|| self.drain.push(now, completed)).flatten();

@@ -123,6 +123,8 @@ metrics! {
         "Failed prefill legs by class, and by whether the decode pod had begun to answer.";
     ModelReplicas "model_replicas" Gauge &["model"],
         "Routable pods per model.";
+    ConfigDisagreements "tandem_config_disagreements" Gauge &["model"],
+        "Pods whose `model.aibrix.ai/config` says something else about requests than the one in force.";
     EngineQueryFail "llm_engine_metrics_query_fail" Counter POD,
         "Scrapes of a pod's engine metrics that failed.";
     Handoff "tandem_handoff_total" Counter &["outcome"],

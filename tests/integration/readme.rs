@@ -6,13 +6,14 @@ use std::time::Duration;
 use crate::harness::within_time;
 
 const README: &str = include_str!("../../README.md");
+const REPLAY: &str = include_str!("../../docs/replay.md");
 
 /// The lines of all `sh` blocks, continued lines joined.
-fn commands() -> Vec<String> {
+fn commands(text: &str) -> Vec<String> {
     let mut commands = Vec::new();
     let mut inside = false;
     let mut open = String::new();
-    for line in README.lines() {
+    for line in text.lines() {
         match line {
             "```sh" => inside = true,
             "```" => inside = false,
@@ -55,7 +56,7 @@ async fn serves(arguments: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_of_the_readme_works() {
-    let commands = commands();
+    let commands = commands(README);
     assert!(commands.len() >= 5, "{commands:?}");
     for command in commands {
         let words: Vec<&str> = command.split_whitespace().collect();
@@ -82,4 +83,23 @@ async fn every_command_of_the_readme_works() {
             _ => panic!("nothing tries this command of the README: {command}"),
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_command_of_the_replay_page_works() {
+    let mut runs_of_replay = 0;
+    for command in commands(REPLAY) {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        match words.as_slice() {
+            ["cargo", "run", "--", arguments @ ..] if arguments.first() == Some(&"replay") => {
+                let said = runs(arguments).await;
+                assert!(said.contains("prefix_cache/load_balancing") && said.contains("least_request"), "{said}");
+                runs_of_replay += 1;
+            }
+            // Minutes, in real time.
+            ["cargo", "bench", "--profile", "dev", "--bench", "rank", "--", "run"] => {}
+            _ => panic!("nothing tries this command of docs/replay.md: {command}"),
+        }
+    }
+    assert!(runs_of_replay >= 2);
 }

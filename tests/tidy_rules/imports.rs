@@ -3,7 +3,8 @@
 use super::{File, at, has_word, mentions, without_strings};
 
 /// Modules that decide and do nothing else.
-const PURE: [&str; 9] = ["request", "response", "routing", "exchange", "fleet/build", "load", "prefix", "bands", "rng"];
+const PURE: [&str; 10] =
+    ["request", "response", "routing", "exchange", "fleet/build", "load", "prefix", "bands", "rng", "replay"];
 
 /// What a pure module may not know.
 const IO: [&str; 12] = [

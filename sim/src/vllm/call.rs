@@ -8,13 +8,12 @@ use http::request::Parts;
 use serde_json::Value;
 
 use super::failure::Failure;
-use super::fields::Fields;
-use super::handoff::{self, Handoff};
-use super::render;
+use super::handoff::{self, Handoff, Produce};
+use crate::body::{self, Fields};
 use crate::config::Role;
 use crate::prompt::{Natural, OutputRules, Prompt};
 use crate::report::ViolationKind;
-use crate::sequence::Job;
+use crate::sequence::{Handover, Job};
 use crate::state::Core;
 
 /// The API a request came in by.
@@ -83,12 +82,13 @@ pub(crate) async fn read(core: &Arc<Core>, api: Api, head: &Parts, body: &[u8], 
         return Err(Failure::meaning(message, Some("stream_options")));
     }
     // From here on a refusal also frees the blocks that the hand-off names.
-    let handoff = handoff::read(core, &fields, seq).await?;
-    let model = check_model(core, &fields)?;
+    let known = check_model(core, &fields);
+    let handoff = handoff::read(core, &fields, seq, known.as_ref().err()).await?;
+    let model = known?;
     let prompts = match api {
-        Api::Chat | Api::Messages => vec![render::conversation(&fields, "messages", &core.config.model)?],
-        Api::Responses => vec![render::conversation(&fields, "input", &core.config.model)?],
-        Api::Completions => render::completion(&fields, "prompt", &core.config.model)?,
+        Api::Chat | Api::Messages => vec![body::conversation(&fields, "messages", &core.config.model)?],
+        Api::Responses => vec![body::conversation(&fields, "input", &core.config.model)?],
+        Api::Completions => body::completion(&fields, "prompt", &core.config.model)?,
     };
     let longest = prompts.iter().map(|prompt| prompt.tokens).max().unwrap_or_default();
     let rules = numbers.rules(core, &fields, longest)?;
@@ -102,7 +102,11 @@ pub(crate) async fn read(core: &Arc<Core>, api: Api, head: &Parts, body: &[u8], 
     let mut jobs = Vec::with_capacity(prompts.len() * samples as usize);
     for (number, prompt) in prompts.iter().enumerate() {
         for sample in 0..samples {
-            let pin_as = handoff.produce.then(|| internal_id(core, api, &id, number, sample, samples));
+            let handover = match &handoff.produce {
+                Produce::Nothing => Handover::Nothing,
+                Produce::Answered => Handover::Pinned(internal_id(core, api, &id, number, sample, samples)),
+                Produce::Named(transfer_id) => Handover::Pinned(transfer_id.clone()),
+            };
             jobs.push(Job {
                 seq,
                 index: jobs.len() as u32,
@@ -110,7 +114,10 @@ pub(crate) async fn read(core: &Arc<Core>, api: Api, head: &Parts, body: &[u8], 
                 prompt: prompt.clone(),
                 rules: rules.clone(),
                 source: handoff.source.clone(),
-                pin_as,
+                handover,
+                sampling: 0,
+                abort: core.abort.clone(),
+                lingers: !core.config.disconnect_lag.is_zero(),
             });
         }
     }
@@ -290,7 +297,7 @@ fn internal_id(core: &Core, api: Api, id: &str, prompt: usize, sample: u32, samp
 
 /// What a gateway should not ask of a prefill engine, although the engine does it.
 fn note_prefill(core: &Core, handoff: &Handoff, numbers: &Numbers, stream: bool, prompts: usize, seq: u64) {
-    if !core.config.strict || core.config.role != Role::Prefill || !handoff.produce {
+    if !core.config.strict || core.config.role != Role::Prefill || handoff.produce == Produce::Nothing {
         return;
     }
     let limit = numbers.limit.map(|(_, limit)| limit);

@@ -1,16 +1,15 @@
 //! `/metrics` under vLLM's names, of the newest generation, of 0.8, or of both.
 
-use std::fmt::Write;
-
 use crate::config::{MetricNames, Role};
-use crate::meters::{Counts, Histogram};
+use crate::meters::Counts;
+use crate::page::{Page, quoted};
 use crate::prompt::BLOCK_TOKENS;
 use crate::state::Core;
 
 /// Renders all metrics in the text format.
 pub(crate) fn render(core: &Core) -> String {
     let counts = core.meters.read();
-    let mut page = Page { text: String::with_capacity(16 << 10), labels: labels(core) };
+    let mut page = Page::new("vllm:", labels(core));
     let config = &core.config;
     let (newest, legacy) = (config.metric_names != MetricNames::Legacy, config.metric_names != MetricNames::Newest);
     let (running, waiting) = (core.load.running(), core.load.waiting() + core.gate.waiting());
@@ -137,51 +136,10 @@ fn transfers(page: &mut Page, counts: &Counts) {
 }
 
 fn labels(core: &Core) -> String {
-    let model = core.config.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let model = quoted(&core.config.model);
     if core.config.engine_label {
         format!("engine=\"0\",model_name=\"{model}\"")
     } else {
         format!("model_name=\"{model}\"")
-    }
-}
-
-struct Page {
-    text: String,
-    labels: String,
-}
-
-impl Page {
-    fn family(&mut self, name: &str, text: &str, kind: &str) {
-        // Counters are declared without their suffix by the old text format's writers, with it by the newer ones.
-        let name = if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
-        let _ = writeln!(self.text, "# HELP vllm:{name} {text}\n# TYPE vllm:{name} {kind}");
-    }
-
-    fn line(&mut self, name: &str, more: &str, value: f64) {
-        let comma = if more.is_empty() { "" } else { "," };
-        let _ = writeln!(self.text, "vllm:{name}{{{}{comma}{more}}} {value:?}", self.labels);
-    }
-
-    fn gauge(&mut self, name: &str, text: &str, value: f64) {
-        self.family(name, text, "gauge");
-        self.line(name, "", value);
-    }
-
-    fn counter(&mut self, name: &str, text: &str, value: u64) {
-        self.family(name, text, "counter");
-        self.line(&format!("{name}_total"), "", value as f64);
-    }
-
-    fn histogram(&mut self, name: &str, text: &str, histogram: &Histogram) {
-        self.family(name, text, "histogram");
-        let bucket = format!("{name}_bucket");
-        let mut below = 0;
-        for (bound, count) in histogram.bounds.iter().zip(&histogram.counts) {
-            below += count;
-            self.line(&bucket, &format!("le=\"{bound:?}\""), below as f64);
-        }
-        self.line(&bucket, "le=\"+Inf\"", histogram.count as f64);
-        self.line(&format!("{name}_count"), "", histogram.count as f64);
-        self.line(&format!("{name}_sum"), "", histogram.sum);
     }
 }

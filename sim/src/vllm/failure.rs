@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::answer::Reply;
+use crate::body::Complaint;
 
 /// A refused or failed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,24 @@ struct Detail<'a> {
     r#type: &'a str,
     param: Option<&'a str>,
     code: u16,
+}
+
+impl From<Complaint> for Failure {
+    fn from(complaint: Complaint) -> Failure {
+        match complaint {
+            Complaint::Empty => Failure::missing("", "None"),
+            Complaint::InvalidJson { offset } => Failure::invalid_json(offset),
+            Complaint::Schema { kind, place, text, input } => Failure::schema(kind, &place, &text, &input),
+            Complaint::EmptyConversation => Failure::meaning(
+                "Cannot apply chat template to an empty conversation. Provide at least one message.",
+                None,
+            ),
+            Complaint::EmptyPrompt { name } => Failure::meaning(
+                "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)",
+                Some(&name),
+            ),
+        }
+    }
 }
 
 impl Failure {
@@ -105,5 +124,20 @@ impl Failure {
             text(self.kind),
             self.status
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::body::Fields;
+
+    #[test]
+    fn bodies_that_are_no_object_say_so() {
+        for (body, param) in [("", "body"), ("[]", "body"), ("\"x\"", "body"), ("{\"a\":1,", "body.6"), ("{", "body.0")]
+        {
+            let failure = Failure::from(Fields::parse(body.as_bytes()).expect_err(body));
+            assert_eq!((failure.status, failure.kind, failure.param.as_deref()), (400, "Bad Request", Some(param)));
+        }
     }
 }

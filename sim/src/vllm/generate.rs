@@ -2,21 +2,18 @@
 
 use std::sync::Arc;
 
-use futures_util::future::{join, join_all, try_join_all};
 use http::request::Parts;
-use tokio::sync::mpsc;
 
 use super::call::{self, Api, Call};
 use super::failure::Failure;
 use super::handoff;
 use super::shape::{Shape, Usage};
-use crate::answer::{Ended, Outlet, Reply};
+use crate::answer::Reply;
 use crate::fault::Fault;
-use crate::sequence::{self, Broken, Emitted, Finished};
+use crate::flow::{self, Ending, Frames};
+use crate::prompt::Natural;
+use crate::sequence::{Broken, Emitted, Finished};
 use crate::state::Core;
-
-/// Tokens that may wait for a slow reader before generation waits too.
-const TOKENS_AHEAD: usize = 1_024;
 
 /// Answers a generation request.
 pub(crate) async fn answer(
@@ -27,21 +24,27 @@ pub(crate) async fn answer(
     seq: u64,
     fault: Option<&Fault>,
 ) -> Result<Reply, Failure> {
-    let call = call::read(core, api, head, body, seq).await?;
+    let mut call = call::read(core, api, head, body, seq).await?;
+    if fault.is_some_and(|fault| fault.ends_at_once) {
+        for job in &mut call.jobs {
+            (job.rules.limit, job.rules.natural) = (job.rules.limit.max(2), Natural::After(1));
+        }
+    }
     let shape = Shape::new(core, &call);
+    let jobs = std::mem::take(&mut call.jobs);
     if call.stream {
-        let core = core.clone();
+        let running = flow::start(core, jobs, ());
+        let frames = Stream { call, shape };
         return Ok(Reply::Stream(Box::new(move |mut outlet| {
             Box::pin(async move {
                 // An injected end has sent everything there is to send.
-                if stream(&core, &call, &shape, &mut outlet).await.is_ok() {
+                if running.write(&frames, &mut outlet).await.is_ok() {
                     outlet.finish().await;
                 }
             })
         })));
     }
-    let results = try_join_all(call.jobs.iter().map(|job| sequence::run(core, job, None))).await;
-    let results = results.map_err(failure)?;
+    let results = flow::whole(core, jobs, ()).await.map_err(failure)?;
     // With several samples the last child's hand-off comes back, with several prompts the first prompt's.
     let handed = results.get(call.samples as usize - 1).and_then(|result| result.produced.as_ref());
     let offered = handoff::offered(core, handed, fault);
@@ -51,7 +54,7 @@ pub(crate) async fn answer(
 fn failure(broken: Broken) -> Failure {
     match broken {
         Broken::EngineDead => Failure::engine_dead(),
-        Broken::KvLoad | Broken::Unheard => Failure::internal(),
+        Broken::Unreachable | Broken::KvLoad | Broken::Alone | Broken::Aborted | Broken::Unheard => Failure::internal(),
     }
 }
 
@@ -64,52 +67,31 @@ fn usage(call: &Call, results: &[Finished]) -> Usage {
     }
 }
 
-async fn stream(core: &Arc<Core>, call: &Call, shape: &Shape, outlet: &mut Outlet) -> Result<(), Ended> {
-    let (sender, tokens) = mpsc::channel(TOKENS_AHEAD);
-    let work = async move {
-        let sender = sender;
-        join_all(call.jobs.iter().map(|job| sequence::run(core, job, Some(&sender)))).await
-    };
-    let (results, written) = join(work, write(call, shape, tokens, outlet)).await;
-    let opened = written?;
-    let results: Result<Vec<_>, _> = results.into_iter().collect();
-    match results {
-        Ok(results) => {
-            for event in shape.closing(&usage(call, &results)) {
-                outlet.chunk(event).await?;
-            }
-        }
-        Err(broken) => {
-            if !opened {
-                for event in shape.opening(call, 0) {
-                    outlet.chunk(event).await?;
-                }
-            }
-            outlet.chunk(failure(broken).event()).await?;
-        }
-    }
-    if shape.ends_with_done() { outlet.done().await } else { Ok(()) }
+struct Stream {
+    call: Call,
+    shape: Shape,
 }
 
-/// Writes tokens as they come; says whether any came.
-async fn write(
-    call: &Call,
-    shape: &Shape,
-    mut tokens: mpsc::Receiver<Emitted>,
-    outlet: &mut Outlet,
-) -> Result<bool, Ended> {
-    let mut opened = vec![false; call.jobs.len()];
-    while let Some(token) = tokens.recv().await {
-        let index = token.index as usize;
-        if let Some(opened) = opened.get_mut(index).filter(|opened| !**opened) {
-            *opened = true;
-            for event in shape.opening(call, index) {
-                outlet.chunk(event).await?;
-            }
-        }
-        for event in shape.token(call, &token) {
-            outlet.chunk(event).await?;
-        }
+impl Frames for Stream {
+    fn opening(&self, index: usize) -> Vec<String> {
+        self.shape.opening(&self.call, index)
     }
-    Ok(opened.contains(&true))
+
+    fn token(&self, token: &Emitted) -> Vec<String> {
+        self.shape.token(&self.call, token)
+    }
+
+    fn closing(&self, results: &[Finished]) -> Vec<String> {
+        self.shape.closing(&usage(&self.call, results))
+    }
+
+    fn failed(&self, broken: Broken, opened: bool) -> Ending {
+        let mut events = if opened { Vec::new() } else { self.shape.opening(&self.call, 0) };
+        events.push(failure(broken).event());
+        Ending::Events(events)
+    }
+
+    fn ends_with_done(&self) -> bool {
+        self.shape.ends_with_done()
+    }
 }

@@ -8,12 +8,12 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::failure::Failure;
-use super::fields::Fields;
-use crate::config::{OnViolation, Role};
+use crate::body::Fields;
+use crate::config::{Connector, OnViolation, Role};
 use crate::fault::Fault;
 use crate::report::ViolationKind;
 use crate::sequence::{Produced, Source};
-use crate::side_channel::Claim;
+use crate::side_channel::{Claim, Manner};
 use crate::state::Core;
 
 /// What a request's hand-off fields ask for.
@@ -22,12 +22,26 @@ pub(crate) struct Handoff {
     /// Where the prompt's KV comes from.
     pub source: Source,
     /// Whether the KV is to be handed over.
-    pub produce: bool,
+    pub produce: Produce,
 }
+
+/// How a prefill's KV is handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Produce {
+    /// Not at all.
+    Nothing,
+    /// The answer says where it is (NIXL).
+    Answered,
+    /// Both legs know this `transfer_id` (Mooncake).
+    Named(String),
+}
+
+/// The members of `kv_transfer_params`.
+type Params = HashMap<String, Box<RawValue>>;
 
 /// The hand-off object of a prefill answer, in the order of the real one.
 #[derive(Debug, Serialize)]
-struct Params<'a> {
+struct Offer<'a> {
     do_remote_prefill: bool,
     do_remote_decode: bool,
     remote_block_ids: [&'a [u64]; 1],
@@ -47,8 +61,14 @@ struct Params<'a> {
 /// Reads the hand-off fields for an engine of this role.
 ///
 /// # Errors
-/// A field of the wrong type (the schema's 400), or in strict mode a hand-off that real engines die of.
-pub(crate) async fn read(core: &Arc<Core>, fields: &Fields, seq: u64) -> Result<Handoff, Failure> {
+/// A field of the wrong type (the schema's 400), or in strict mode a hand-off that real engines die of. A request that
+/// is `refused` for another reason is refused for that one, which does not save the engine.
+pub(crate) async fn read(
+    core: &Arc<Core>,
+    fields: &Fields,
+    seq: u64,
+    refused: Option<&Failure>,
+) -> Result<Handoff, Failure> {
     let params = fields.object("kv_transfer_params")?.unwrap_or_default();
     let truth = |name: &str| params.get(name).is_some_and(|raw| raw.get() == "true");
     let (produce, consume) = (truth("do_remote_decode"), truth("do_remote_prefill"));
@@ -61,34 +81,68 @@ pub(crate) async fn read(core: &Arc<Core>, fields: &Fields, seq: u64) -> Result<
         let detail = format!("{:?} engine: do_remote_decode {produce}, do_remote_prefill {consume}", core.config.role);
         core.violate(Some(seq), ViolationKind::HandoffMisplaced, detail);
     }
+    let mooncake = core.config.connector == Connector::Mooncake;
     let source = match core.config.role {
-        Role::Decode if consume => consumed(core, &params, seq).await?,
+        Role::Decode if consume && mooncake => awaited(core, &params, seq)?,
+        Role::Decode if consume => consumed(core, &params, seq, refused).await?,
         Role::Decode => told(core, fields, seq),
         Role::Prefill | Role::Combined => Source::Local,
     };
-    Ok(Handoff { source, produce: produce && core.config.role == Role::Prefill })
+    let produce = match (produce && core.config.role == Role::Prefill, mooncake) {
+        (false, _) => Produce::Nothing,
+        (true, false) => Produce::Answered,
+        (true, true) => match text(&params, "transfer_id") {
+            Some(id) => Produce::Named(id),
+            None => return Err(lacking(core, &params, seq)),
+        },
+    };
+    Ok(Handoff { source, produce })
 }
 
-async fn consumed(core: &Arc<Core>, params: &HashMap<String, Box<RawValue>>, seq: u64) -> Result<Source, Failure> {
-    let value = |name: &str| -> Value {
-        params.get(name).and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default()
-    };
-    let text = |name: &str| value(name).as_str().filter(|text| !text.is_empty()).map(str::to_owned);
-    let port = value("remote_port").as_u64().and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
-    let blocks = has_block(&value("remote_block_ids"));
-    let request_id = text("remote_request_id");
-    let hangs = request_id.is_none() && blocks;
-    let (Some(engine), Some(request_id), Some(host), Some(port), true) =
-        (text("remote_engine_id"), request_id, text("remote_host"), port, blocks)
+/// Mooncake: the KV of `transfer_id`, which the engine at `remote_bootstrap_addr` may still have to make.
+fn awaited(core: &Arc<Core>, params: &Params, seq: u64) -> Result<Source, Failure> {
+    let address = text(params, "remote_bootstrap_addr");
+    let place = address.as_deref().and_then(|address| {
+        let (host, port) = address.strip_prefix("http://")?.trim_end_matches('/').rsplit_once(':')?;
+        Some((host, port.parse().ok().filter(|port| *port > 0)?))
+    });
+    let (Some(id), Some(engine), Some(place)) = (text(params, "transfer_id"), text(params, "remote_engine_id"), place)
     else {
-        return incomplete(core, params, seq, hangs).await;
+        return Err(lacking(core, params, seq));
     };
-    let claim = Claim::new(core, engine, request_id, &host, port);
+    let claim = Claim::new(core, engine, id, place, Manner::Take);
+    note_host(core, &claim, seq);
+    Ok(Source::Remote(Arc::new(claim)))
+}
+
+fn value(params: &Params, name: &str) -> Value {
+    params.get(name).and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default()
+}
+
+fn text(params: &Params, name: &str) -> Option<String> {
+    value(params, name).as_str().filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+fn note_host(core: &Core, claim: &Claim, seq: u64) {
     if core.config.strict
         && let Some(name) = claim.host_name()
     {
         core.violate(Some(seq), ViolationKind::HostNotReplaced, format!("remote_host is {name}"));
     }
+}
+
+async fn consumed(core: &Arc<Core>, params: &Params, seq: u64, refused: Option<&Failure>) -> Result<Source, Failure> {
+    let port = value(params, "remote_port").as_u64().and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
+    let blocks = has_block(&value(params, "remote_block_ids"));
+    let request_id = text(params, "remote_request_id");
+    let hangs = request_id.is_none() && blocks;
+    let (Some(engine), Some(request_id), Some(host), Some(port), true) =
+        (text(params, "remote_engine_id"), request_id, text(params, "remote_host"), port, blocks)
+    else {
+        return incomplete(core, params, seq, hangs, refused).await.map_or(Ok(Source::Local), Err);
+    };
+    let claim = Claim::new(core, engine, request_id, (&host, port), Manner::Pull);
+    note_host(core, &claim, seq);
     Ok(Source::Remote(Arc::new(claim)))
 }
 
@@ -99,27 +153,29 @@ fn has_block(ids: &Value) -> bool {
     })
 }
 
-async fn incomplete(
-    core: &Core,
-    params: &HashMap<String, Box<RawValue>>,
-    seq: u64,
-    hangs: bool,
-) -> Result<Source, Failure> {
+/// What a hand-off that lacks something leads to; nothing in lenient mode.
+async fn incomplete(core: &Core, params: &Params, seq: u64, hangs: bool, refused: Option<&Failure>) -> Option<Failure> {
     if !core.config.strict {
-        return Ok(Source::Local);
+        return None;
     }
-    let mut members: Vec<_> = params.iter().map(|(name, raw)| format!("{name}: {}", raw.get())).collect();
-    members.sort_unstable();
-    let detail: String = members.join(", ").chars().take(512).collect();
-    core.violate(Some(seq), ViolationKind::HandoffIncomplete, detail);
+    let dead = lacking(core, params, seq);
     if core.config.on_violation == OnViolation::AsReal {
         let _crash = CrashLater { core };
-        if hangs {
+        if hangs && refused.is_none() {
             // Without the request id the transfer never starts; the engine dies when the client gives up.
             std::future::pending::<()>().await;
         }
     }
-    Err(Failure::engine_dead())
+    Some(refused.cloned().unwrap_or(dead))
+}
+
+/// Writes down a hand-off that lacks something.
+fn lacking(core: &Core, params: &Params, seq: u64) -> Failure {
+    let mut members: Vec<_> = params.iter().map(|(name, raw)| format!("{name}: {}", raw.get())).collect();
+    members.sort_unstable();
+    let detail: String = members.join(", ").chars().take(512).collect();
+    core.violate(Some(seq), ViolationKind::HandoffIncomplete, detail);
+    Failure::engine_dead()
 }
 
 /// Crashes the engine when it drops, which includes the client's leaving.
@@ -162,8 +218,8 @@ pub(crate) fn offered(core: &Core, produced: Option<&Produced>, fault: Option<&F
         }
         return Some(scripted);
     }
-    let produced = produced?;
-    let params = Params {
+    let produced = produced.filter(|_| core.config.connector == Connector::Nixl)?;
+    let params = Offer {
         do_remote_prefill: true,
         do_remote_decode: false,
         remote_block_ids: [&produced.blocks],

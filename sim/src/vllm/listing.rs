@@ -6,10 +6,9 @@ use serde_json::json;
 
 use super::call::{check_content_type, check_model};
 use super::failure::Failure;
-use super::fields::Fields;
-use super::render;
 use crate::ambient;
 use crate::answer::Reply;
+use crate::body::{self, Fields};
 use crate::state::Core;
 
 /// Length of an embedding.
@@ -96,9 +95,9 @@ pub(crate) fn tokenize(core: &Core, head: &Parts, body: &[u8]) -> Result<Reply, 
     let fields = Fields::parse(body)?;
     check_model(core, &fields)?;
     let prompt = if fields.raw("messages").is_some() {
-        render::conversation(&fields, "messages", &core.config.model)?
+        body::conversation(&fields, "messages", &core.config.model)?
     } else {
-        let mut prompts = render::completion(&fields, "prompt", &core.config.model)?;
+        let mut prompts = body::completion(&fields, "prompt", &core.config.model)?;
         prompts.swap_remove(0)
     };
     let max_model_len = core.config.capacity.max_model_len;
@@ -113,7 +112,7 @@ pub(crate) fn embeddings(core: &Core, head: &Parts, body: &[u8]) -> Result<Reply
     if fields.raw("input").is_none() {
         return Err(Failure::missing("input", &fields.shown()));
     }
-    let prompts = render::completion(&fields, "input", &core.config.model)?;
+    let prompts = body::completion(&fields, "input", &core.config.model)?;
     let tokens: u64 = prompts.iter().map(|prompt| u64::from(prompt.tokens)).sum();
     let data: Vec<_> = prompts
         .iter()

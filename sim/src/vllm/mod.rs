@@ -6,11 +6,9 @@
 mod call;
 mod exposition;
 mod failure;
-mod fields;
 mod generate;
 mod handoff;
 mod listing;
-mod render;
 mod shape;
 mod shape_other;
 
@@ -40,6 +38,10 @@ const ROUTES: [(&str, &str); 12] = [
     ("/load", "GET"),
     ("/metrics", "GET"),
 ];
+
+/// An error inside a stream.
+pub(crate) const ERROR_EVENT: &str = "data: {\"error\": {\"message\": \"Internal server error\", \"type\": \
+                                      \"InternalServerError\", \"param\": null, \"code\": 500}}\n\n";
 
 /// Whether requests to `path` are work, which a hold stops and `/load` counts.
 pub(crate) fn is_inference(path: &str) -> bool {

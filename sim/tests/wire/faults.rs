@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::client::{Client, get, post};
+use crate::client::{Client, get, post, within};
 use bytes::Bytes;
 use tandem_sim::{Cut, End, EngineConfig, Fault, start};
 
@@ -134,4 +134,122 @@ async fn r87_connections_close_after_an_answer_or_when_idle() {
     client.post(TEXT, &[], WHOLE).await;
     client.answer().await;
     client.closed().await.unwrap();
+}
+
+/// The three engines, so that every fault is seen with each.
+fn engines() -> [EngineConfig; 3] {
+    [EngineConfig::combined("m"), EngineConfig::combined("m").sglang(), EngineConfig::combined("m").trtllm()]
+}
+
+fn whole() -> String {
+    serde_json::json!({"model": "m", "prompt": "x", "max_tokens": 5}).to_string()
+}
+
+fn stream() -> String {
+    serde_json::json!({"model": "m", "prompt": "x", "max_tokens": 5, "stream": true}).to_string()
+}
+
+#[tokio::test]
+async fn every_engine_hangs_before_its_head_until_the_client_leaves() {
+    for config in engines() {
+        let engine = start(config).await.unwrap();
+        engine.script(Fault::on(TEXT).hang());
+        let mut client = Client::connect(engine.address()).await;
+        client.post(TEXT, &[], &whole()).await;
+        within(engine.wait_until(|engine| engine.records().first().is_some_and(|record| record.body_length > 0))).await;
+        assert_eq!(engine.records()[0].status, None);
+        drop(client);
+        within(engine.wait_until(|engine| engine.records()[0].ended() == Some(End::ClientGone))).await;
+    }
+}
+
+#[tokio::test]
+async fn every_engine_hangs_after_its_head_and_in_the_middle() {
+    for config in engines() {
+        let engine = start(config).await.unwrap();
+        for chunks in [0, 2] {
+            engine.script(Fault::on(TEXT).stall_after(chunks));
+            let mut client = Client::connect(engine.address()).await;
+            client.post(TEXT, &[], &stream()).await;
+            assert_eq!(client.head().await.0, 200);
+            for _ in 0..chunks {
+                client.chunk().await.unwrap();
+            }
+            let number = engine.records().len() - 1;
+            assert_eq!(engine.records()[number].end, None);
+            drop(client);
+            within(engine.wait_until(|engine| engine.records()[number].ended() == Some(End::ClientGone))).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_engine_resets_before_its_head_and_in_its_body() {
+    for config in engines() {
+        let engine = start(config).await.unwrap();
+        for (fault, body) in [
+            (Fault::on(TEXT).cut_before_head(Cut::Reset), whole()),
+            (Fault::on(TEXT).cut_after(1, Cut::Reset), whole()),
+            (Fault::on(TEXT).cut_after(2, Cut::Reset), stream()),
+        ] {
+            engine.script(fault);
+            let mut client = Client::connect(engine.address()).await;
+            client.post(TEXT, &[], &body).await;
+            assert!(client.closed().await.is_err(), "a reset");
+        }
+        assert!(engine.records().iter().all(|record| record.ended() == Some(End::Reset)));
+    }
+}
+
+#[tokio::test]
+async fn every_engine_answers_nonsense_when_told_to() {
+    for config in engines() {
+        let engine = start(config).await.unwrap();
+        engine.script(Fault::on(TEXT).bad_json());
+        engine.script(Fault::on(TEXT).wrong_types());
+        engine.script(Fault::on(TEXT).omit_done());
+        let bad = post(engine.address(), TEXT, &whole()).await;
+        assert_eq!((bad.status, serde_json::from_str::<serde_json::Value>(&bad.body).is_err()), (200, true));
+        let wrong = post(engine.address(), TEXT, &whole()).await;
+        assert_eq!((wrong.status, wrong.json()["choices"].is_array()), (200, false));
+        let endless = post(engine.address(), TEXT, &stream()).await;
+        assert!(!endless.events().is_empty() && !endless.events().contains(&"[DONE]"));
+    }
+}
+
+#[tokio::test]
+async fn slow_bytes_arrive_one_by_one() {
+    for config in engines() {
+        let engine = start(config).await.unwrap();
+        let plain = post(engine.address(), TEXT, &stream()).await;
+        engine.script(Fault::on(TEXT).slow_bytes(100, Duration::from_millis(2)));
+        let mut client = Client::connect(engine.address()).await;
+        client.post(TEXT, &[], &stream()).await;
+        client.head().await;
+        let began = tokio::time::Instant::now();
+        let mut chunks = 0;
+        while let Some(chunk) = client.chunk().await {
+            assert!(chunk.len() <= 100);
+            chunks += 1;
+        }
+        assert!(chunks >= 2 * 5 && plain.events().len() >= 6, "each event in several pieces: {chunks}");
+        assert!(began.elapsed() >= Duration::from_millis(2) * (chunks - 6));
+    }
+}
+
+#[tokio::test]
+async fn a_crash_takes_everything_down() {
+    for config in engines() {
+        let engine = start(config).await.unwrap();
+        engine.script(Fault::on(TEXT).stall_after(0));
+        let mut other = Client::connect(engine.address()).await;
+        other.post(TEXT, &[], &stream()).await;
+        assert_eq!(other.head().await.0, 200);
+        engine.script(Fault::on(TEXT).crash());
+        assert_eq!(post(engine.address(), TEXT, &whole()).await.status, 500, "what made it die is told so");
+        assert!(other.closed().await.is_err(), "whatever else was in flight is reset");
+        within(engine.ended()).await;
+        assert_eq!(engine.records()[0].ended(), Some(End::Killed));
+        assert!(tokio::net::TcpStream::connect(engine.address()).await.is_err(), "nobody listens");
+    }
 }

@@ -377,3 +377,24 @@ async fn as_real_the_engine_dies_of_a_bad_hand_off() {
     drop(client);
     within(decode.ended()).await;
 }
+
+#[tokio::test]
+async fn as_real_a_refused_request_with_a_bad_hand_off_kills_too() {
+    let config = EngineConfig::decode("m").on_violation(OnViolation::AsReal);
+    for (params, rejected) in [
+        (json!({"do_remote_prefill": true}), 404),
+        (
+            json!({"do_remote_prefill": true, "remote_engine_id": "e", "remote_block_ids": [[1]], "remote_host": HOST,
+            "remote_port": 1}),
+            404,
+        ),
+    ] {
+        let decode = start(config.clone()).await.unwrap();
+        let mut body = chat("hi");
+        body["model"] = "nope".into();
+        body["kv_transfer_params"] = params;
+        let answer = post(decode.address(), CHAT, &body.to_string()).await;
+        assert_eq!((answer.status, kinds(&decode)), (rejected, vec![Kind::HandoffIncomplete]));
+        within(decode.ended()).await;
+    }
+}

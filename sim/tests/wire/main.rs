@@ -7,5 +7,8 @@ mod disconnect;
 mod faults;
 mod handoff;
 mod load;
+mod mooncake;
+mod sglang;
 mod shapes;
+mod trtllm;
 mod validation;

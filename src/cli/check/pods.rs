@@ -39,8 +39,10 @@ fn check_model(model: &Model, findings: &mut Vec<Finding>) {
     }
     if model.config_disagreements > 0 {
         findings.push(Finding::warning(format!(
-            "model {name}: {} pods carry another model.aibrix.ai/config than the one in force",
-            model.config_disagreements
+            "model {name}: {} pods carry another model.aibrix.ai/config than the one in force, which is that of pod {}: {}",
+            model.config_disagreements,
+            model.config_pod.as_ref().map(ToString::to_string).unwrap_or_default(),
+            model.config_differing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         )));
     }
     if model.config.is_none() && !model.rolesets.is_empty() {

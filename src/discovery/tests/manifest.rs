@@ -284,10 +284,10 @@ fn r92_a_truncated_annotation_keeps_that_pods_last_good_config() {
 
     let a2 = reader.read(&manifest("a", cut));
     assert_eq!(a2.spec.unwrap().config, a1.config);
-    assert!(a2.problems[0].contains("last usable one stays"), "{:?}", a2.problems);
+    assert!(a2.config_problems[0].contains("last usable one stays"), "{:?}", a2.config_problems);
     let c = reader.read(&manifest("c", cut));
     assert_eq!(c.spec.unwrap().config, None);
-    assert!(c.problems[0].contains("is ignored"), "{:?}", c.problems);
+    assert!(c.config_problems[0].contains("is ignored"), "{:?}", c.config_problems);
 
     assert_eq!(reader.read(&manifest("b", "")).spec.unwrap().config, None, "no annotation is a wish, not an accident");
     assert_eq!(reader.read(&manifest("b", cut)).spec.unwrap().config, None);
@@ -295,11 +295,78 @@ fn r92_a_truncated_annotation_keeps_that_pods_last_good_config() {
     assert_eq!(reader.read(&manifest("a", cut)).spec.unwrap().config, None, "a pod that was gone starts afresh");
 }
 
+fn with_config(name: &str, config: &str) -> crate::discovery::Manifest {
+    let text = format!(
+        "metadata:\n  name: {name}\n  labels: {{model.aibrix.ai/name: m}}\n  annotations: {{model.aibrix.ai/config: '{config}'}}"
+    );
+    read_documents(&text).pods.remove(0)
+}
+
+/// One pass over these pods: specs and problems.
+fn pass(reader: &mut PodReader, pods: &[(String, &str)]) -> (Vec<PodSpec>, Vec<String>) {
+    let readings: Vec<Reading> = pods.iter().map(|(name, config)| reader.read(&with_config(name, config))).collect();
+    let problems = readings.iter().flat_map(|reading| reading.config_problems.clone()).collect();
+    let specs: Vec<PodSpec> = readings.into_iter().filter_map(|reading| reading.spec).collect();
+    reader.retain(&specs);
+    (specs, problems)
+}
+
+#[test]
+fn r92_a_truncated_annotation_on_one_of_8_pods_changes_nothing_but_the_list_of_problems() {
+    let good = r#"{"profiles": {"default": {"routingStrategy": "pd"}}}"#;
+    let pods = |broken: Option<usize>| -> Vec<(String, &str)> {
+        (0..8).map(|n| (format!("p{n}"), if broken == Some(n) { &good[..30] } else { good })).collect()
+    };
+    for broken in 0..8 {
+        let mut reader = reader();
+        let (specs, problems) = pass(&mut reader, &pods(None));
+        assert_eq!(problems, Vec::<String>::new());
+        let before = build(&Snapshot::default(), &specs, &mut 0);
+        let (specs, problems) = pass(&mut reader, &pods(Some(broken)));
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        let after = build(&before, &specs, &mut 8);
+        let (before, after) = (before.model("m").unwrap(), after.model("m").unwrap());
+        assert_eq!((&before.config, after.config_disagreements), (&after.config, 0), "{broken}");
+    }
+}
+
+#[test]
+fn r92_a_bad_value_is_told_once_for_all_pods_and_passes() {
+    let bad = r#"{"profiles": {"default": {"routingConfig": {"minMatchPct": 101}}}}"#;
+    // Another text with the same bad value, one with another, and one that is not JSON.
+    let ranged = r#"{"profiles": {"default": {"routingConfig": {"minMatchPct": 101, "promptLenBucketMaxLength": 9}}}}"#;
+    let other = r#"{"profiles": {"default": {"routingConfig": {"minMatchPct": 102}}}}"#;
+    let cut = r#"{"profiles": {"defa"#;
+    let pods: Vec<(String, &str)> = [bad, bad, ranged, ranged, other, cut, cut, bad]
+        .into_iter()
+        .enumerate()
+        .map(|(n, text)| (format!("p{n}"), text))
+        .collect();
+    let mut reader = reader();
+    let (_, problems) = pass(&mut reader, &pods);
+    assert_eq!(problems.len(), 3, "{problems:?}");
+    assert!(problems[0].contains("minMatchPct is 101") && problems[0].ends_with("(first seen on pod default/p0)"));
+    assert!(
+        problems[1].contains("102") && problems[1].ends_with("p4)") && problems[2].ends_with("p5)"),
+        "{problems:?}"
+    );
+    // The next look says the same, also when the pod that had it first is gone: nothing new to log.
+    assert_eq!(pass(&mut reader, &pods).1, problems);
+    let mut moved = pass(&mut reader, &pods[1..]).1;
+    moved.sort();
+    let mut sorted = problems.clone();
+    sorted.sort();
+    assert_eq!(moved, sorted);
+    // Once mended it is forgotten.
+    assert_eq!(pass(&mut reader, &pods[4..5]).1, problems[1..2]);
+    assert!(pass(&mut reader, &pods).1[0].ends_with("p0)"));
+}
+
 #[test]
 fn the_examples_are_what_they_say() {
     let snapshot = |text: &str| {
         let readings = readings(text);
-        assert!(readings.iter().all(|reading| reading.problems.is_empty()));
+        assert!(readings.iter().all(|reading| reading.problems.is_empty() && reading.config_problems.is_empty()));
         let specs: Vec<PodSpec> = readings.into_iter().filter_map(|reading| reading.spec).collect();
         build(&Snapshot::default(), &specs, &mut 0)
     };

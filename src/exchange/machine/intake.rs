@@ -1,19 +1,22 @@
 //! From the head to a parsed request whose model and plan are known.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method};
 
-use super::{Exchange, Routing, State};
+use super::{Exchange, Routing, State, Unresolved};
 use crate::clock::Tick;
 use crate::engines::vllm;
 use crate::error::{ApiError, Reason};
 use crate::exchange::event::{Effect, RequestHead};
 use crate::exchange::headers::{names_to_strip, text};
-use crate::exchange::{answer, plan};
+use crate::exchange::prepare::Prepared;
+use crate::exchange::{answer, auto, plan};
+use crate::fleet::Model;
 use crate::request::{BodyError, Endpoint, ParsedBody};
-use crate::routing::Strategy;
+use crate::routing::{PromptLength, Strategy};
 use crate::telemetry::Limit;
 
 impl Exchange {
@@ -98,27 +101,84 @@ impl Exchange {
 
     fn on_whole_body(&mut self, now: Tick, body: Bytes, effects: &mut Vec<Effect>) -> State {
         self.record.body_bytes = body.len();
-        match self.examine(body) {
-            Err(error) => self.refuse(now, error, effects),
-            Ok(mut routing) => {
-                let (knobs, seed) = (&self.world.knobs, self.world.hash_seed);
-                let job = routing.plan.prepare(&routing.model, &mut routing.body, knobs, seed);
-                if job.is_heavy() {
-                    // On a busy machine this work waits for a thread. Envoy takes one such wish per message, so it
-                    // covers the prefill leg too.
-                    self.extended = true;
-                    effects.push(Effect::ExtendTimeout(routing.plan.knobs.prefill_request_timeout));
-                    effects.push(Effect::Prepare(Box::new(job)));
-                    State::Preparing(Box::new(routing))
-                } else {
-                    self.route(now, routing, &job.run(), effects)
-                }
-            }
+        let (mut body, model) = match self.examine(body) {
+            Ok(examined) => examined,
+            Err(error) => return self.refuse(now, error, effects),
+        };
+        let wanted = self.head.as_ref().and_then(|head| text(&head.headers, "config-profile"));
+        if !auto::asked_for(wanted) {
+            let wanted = wanted.map(str::to_owned);
+            return self.plan(now, body, model, wanted, None, effects);
+        }
+        let job = auto::count(&model, &mut body);
+        let unresolved = Unresolved { body, model, asked: job.count.is_some() };
+        if !job.is_heavy() {
+            return self.on_counted(now, unresolved, job.run(), effects);
+        }
+        // Which profile's time will apply is not known yet.
+        let config = unresolved.model.config.as_deref();
+        let times = config.into_iter().flat_map(|config| config.profiles.values());
+        let longest = times.map(|profile| profile.knobs.prefill_request_timeout).max();
+        self.extend(longest.unwrap_or(self.world.knobs.pd.prefill_request_timeout), effects);
+        effects.push(Effect::Prepare(Box::new(job)));
+        State::Resolving(Box::new(unresolved))
+    }
+
+    /// The prompt is counted as far as hints ask: the profile is known now.
+    pub(super) fn on_counted(
+        &mut self,
+        now: Tick,
+        unresolved: Unresolved,
+        counted: Prepared,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        let Unresolved { mut body, model, asked } = unresolved;
+        if asked {
+            body.prompt.text = counted.text;
+        }
+        self.chosen_profile = auto::choose(&model, &body, counted.length).map(|profile| Arc::clone(&profile.name));
+        let chosen = self.chosen_profile.as_deref().map(str::to_owned);
+        self.plan(now, body, model, chosen, asked.then_some(counted.length), effects)
+    }
+
+    /// Everything about the request is known but its pods. `counted` is what an earlier count came to.
+    fn plan(
+        &mut self,
+        now: Tick,
+        body: ParsedBody,
+        model: Arc<Model>,
+        profile: Option<String>,
+        counted: Option<PromptLength>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        let mut routing = match self.decide(now, body, model, profile) {
+            Ok(routing) => routing,
+            Err(error) => return self.refuse(now, error, effects),
+        };
+        let (knobs, seed) = (&self.world.knobs, self.world.hash_seed);
+        let mut job = routing.plan.prepare(&routing.model, &mut routing.body, knobs, seed);
+        if let Some(counted) = counted {
+            job.reuse(counted);
+        }
+        if job.is_heavy() {
+            self.extend(routing.plan.knobs.prefill_request_timeout, effects);
+            effects.push(Effect::Prepare(Box::new(job)));
+            State::Preparing(Box::new(routing))
+        } else {
+            self.route(now, routing, &job.run(), effects)
+        }
+    }
+
+    /// On a busy machine, work on a prompt waits for a thread. Envoy takes one wish for more time per message, so it
+    /// covers the prefill leg too.
+    fn extend(&mut self, time: Duration, effects: &mut Vec<Effect>) {
+        if !std::mem::replace(&mut self.extended, true) {
+            effects.push(Effect::ExtendTimeout(time));
         }
     }
 
     /// Everything that can be refused before a pod is chosen, so that a refused request touches no counter of a pod.
-    fn examine(&mut self, raw: Bytes) -> Result<Routing, ApiError> {
+    fn examine(&mut self, raw: Bytes) -> Result<(ParsedBody, Arc<Model>), ApiError> {
         let (Some(head), Some(endpoint)) = (self.head.as_ref(), self.endpoint) else {
             return Err(ApiError::new(Reason::Internal, "the body came before the head"));
         };
@@ -154,16 +214,37 @@ impl Exchange {
             let text = format!("error on getting pods for model {}", model.name);
             return Err(ApiError::new(Reason::NoRoutablePods, text));
         }
-        let plan = plan::plan(self.adapter, model, &head.headers, &body, &self.world.knobs)?;
+        Ok((body, Arc::clone(model)))
+    }
+
+    /// Strategy, knobs and limit of the request, and its place in the model's rate.
+    fn decide(
+        &mut self,
+        now: Tick,
+        body: ParsedBody,
+        model: Arc<Model>,
+        profile: Option<String>,
+    ) -> Result<Routing, ApiError> {
+        let none = HeaderMap::new();
+        let headers = self.head.as_ref().map_or(&none, |head| &head.headers);
+        let plan = plan::plan(self.adapter, &model, headers, profile, &body, &self.world.knobs)?;
         self.record.strategy = plan.strategy.map(Strategy::name);
         if plan.strategy == Some(Strategy::Pd) {
-            plan::check_engine(model, plan.filter.as_ref())?;
+            plan::check_engine(&model, plan.filter.as_ref())?;
             if let Some(key) = body.duplicate_of(&vllm::CONTROLLED_KEYS) {
                 let text = format!("duplicate top-level key \"{key}\" in request body");
                 return Err(ApiError::new(Reason::InvalidPdRequest, text));
             }
         }
-        Ok(Routing { body, model: Arc::clone(model), plan })
+        // The last check: a request that is refused for itself takes nobody's place.
+        if let Some(limit) = plan.rate_limit.map(|limit| limit.per_second(model.routable.len())) {
+            let place = model.rate.admit(limit, now).ok_or_else(|| {
+                let text = format!("model {} takes {limit} requests per second and has had them", model.name);
+                ApiError::new(Reason::RateLimited, text)
+            })?;
+            self.rate = Some(place);
+        }
+        Ok(Routing { body, model, plan })
     }
 }
 

@@ -93,10 +93,10 @@ impl Exchange {
                 if charges.blind {
                     self.world.metrics.blind_commit();
                 }
-                self.note_bands(&model, &plan, facts.length, decision);
                 for signal in decision.missing.names() {
                     self.world.metrics.routing_signal_missing(&model.name, signal);
                 }
+                self.note_bands(&model, &plan, facts.length, decision);
                 self.charges = Some(charges);
                 self.record.timings.routed = Some(now);
                 self.record.ready_pods = model.routable.len();
@@ -299,6 +299,9 @@ impl Exchange {
         if let Some(charges) = &mut self.charges {
             charges.decode.hand_over();
         }
+        if let Some(place) = self.rate.take() {
+            place.keep();
+        }
         let mut set_headers = Vec::with_capacity(4);
         let attempt = attempt.unwrap_or_else(|| self.attempt_id());
         match pod {
@@ -314,6 +317,10 @@ impl Exchange {
         set_headers.push(("x-request-id", attempt.clone()));
         self.answer_headers =
             answer::marker_headers(&self.record, pod.map(|pod| &*pod.address), self.prefill_host.as_deref());
+        if let Some(name) = self.chosen_profile.as_ref().and_then(|name| HeaderValue::from_bytes(name.as_bytes()).ok())
+        {
+            self.answer_headers.insert(answer::CHOSEN_PROFILE, name);
+        }
         if let Some(summary) = self.explanation.as_deref().and_then(|summary| HeaderValue::from_str(summary).ok()) {
             self.answer_headers.insert(HeaderName::from_static(EXPLAIN), summary);
         }

@@ -64,7 +64,7 @@ fn a_prompt_is_counted_as_far_as_something_depends_on_it() {
         let model = Arc::clone(world.fleet.load().model("m").unwrap());
         let mut parsed = ParsedBody::parse(Endpoint::Completions, None, Bytes::from_static(text.as_bytes())).unwrap();
         let headers = HeaderMap::from_iter([("routing-strategy".parse().unwrap(), HeaderValue::from_static("pd"))]);
-        let plan = plan(Adapter::Envoy, &model, &headers, &parsed, &world.knobs).unwrap();
+        let plan = plan(Adapter::Envoy, &model, &headers, None, &parsed, &world.knobs).unwrap();
         let prepared = plan.prepare(&model, &mut parsed, &world.knobs, 0).run();
         assert_eq!(prepared.length, expected, "{serve} {text}");
     }
@@ -73,7 +73,7 @@ fn a_prompt_is_counted_as_far_as_something_depends_on_it() {
     let text = format!(r#"{{"model":"m","prompt":"{}"}}"#, "a ".repeat(LONGEST_WEIGHED as usize + 10));
     let mut parsed = ParsedBody::parse(Endpoint::Completions, None, Bytes::from(text)).unwrap();
     let headers = HeaderMap::from_iter([("routing-strategy".parse().unwrap(), HeaderValue::from_static("pd"))]);
-    let plan = plan(Adapter::Envoy, &model, &headers, &parsed, &world.knobs).unwrap();
+    let plan = plan(Adapter::Envoy, &model, &headers, None, &parsed, &world.knobs).unwrap();
     let prepared = plan.prepare(&model, &mut parsed, &world.knobs, 0).run();
     assert_eq!(prepared.length, PromptLength::MoreThan(LONGEST_WEIGHED));
 }

@@ -29,6 +29,7 @@ fn an_incarnation_keeps_its_state_and_a_model_its_commit() {
     let (m1, m2) = (one.model("m").unwrap(), two.model("m").unwrap());
     assert!(Arc::ptr_eq(&m1.commit, &m2.commit));
     assert!(Arc::ptr_eq(&m1.bands, &m2.bands));
+    assert!(Arc::ptr_eq(&m1.rate, &m2.rate));
     assert!(Arc::ptr_eq(&m1.pods[0].state, &m2.pods[0].state), "a changed spec keeps the state");
     assert!(Arc::ptr_eq(&m1.pods[1], &m2.pods[1]), "an unchanged pod is the same object");
     assert_eq!(m2.pods[2].state.slot, 2);
@@ -273,6 +274,14 @@ fn the_model_config_is_that_of_the_lowest_key_that_stays() {
     let model = snapshot.model("m").unwrap();
     assert_eq!(model.config, Some(pd));
     assert_eq!(model.config_disagreements, 2, "two say random; a range of its own is no disagreement");
+    assert_eq!(model.config_pod, Some(specs[2].key.clone()));
+    assert_eq!(model.config_differing, [specs[4].key.clone(), specs[0].key.clone()]);
+    let many: Vec<PodSpec> =
+        (0..40).map(|n| with(&format!("z{n:02}"), &random)).chain([with("c", &pd_with_range)]).collect();
+    let many = first(&many);
+    let many = many.model("m").unwrap();
+    assert_eq!((many.config_disagreements, many.config_differing.len()), (40, 16));
+    assert_eq!(&*many.config_differing[0].name, "z00");
 
     let leaving = first(&[PodSpec { terminating: true, ..with("a", &random) }]);
     assert_eq!(leaving.model("m").unwrap().config, Some(random));

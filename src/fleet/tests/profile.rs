@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use crate::fleet::{BucketRange, ModelConfig, Profile};
+use crate::fleet::{BucketRange, Features, Hints, ModelConfig, Profile, RateLimit};
 use crate::knobs::{BucketServeMode, DecodePolicy, PdKnobs, PrefillPolicy};
 
 fn parse(text: &str) -> (ModelConfig, Vec<String>) {
@@ -140,18 +140,132 @@ fn null_and_unknown_fields_are_silent() {
 fn r92_what_has_no_effect_yet_is_said() {
     let (_, warnings) = parse(
         r#"{"lockedRoutingStrategy": "PD", "profiles": {
-            "a": {"routingStrategy": "a:2,b", "requestsPerSecond": 5,
-                  "routingConfig": {"promptTokensGte": 5, "pd": {"decodeResponseTimeout": 0}}},
+            "a": {"routingStrategy": "a:2,b", "requestsInflight": 5, "ttftThresholdS": 1,
+                  "routingConfig": {"pd": {"decodeResponseTimeout": 0}}},
             "b": {"routingStrategy": "least-request:2,prefix-cache"}}}"#,
     );
     let expected = [
         r#"lockedRoutingStrategy is "PD" (no such strategy): requests that it applies to get 400"#,
         r#"profile "a": routingStrategy is "a:2,b" (no such strategy): requests that it applies to get 400"#,
-        r#"profile "a": requestsPerSecond is not built yet; it has no effect"#,
-        r#"profile "a": routingConfig.promptTokensGte is not built yet; it has no effect"#,
+        r#"profile "a": requestsInflight is not built yet; it has no effect"#,
+        r#"profile "a": ttftThresholdS is not built yet; it has no effect"#,
         r#"profile "a": routingConfig.pd.decodeResponseTimeout is not built yet; it has no effect"#,
     ];
     assert_eq!(warnings, expected);
+}
+
+#[test]
+fn r92_limits_on_the_rate_are_whole_numbers_above_0() {
+    use RateLimit::{Model, PerReplica};
+    for (fields, expected, warned) in [
+        ("", None, 0),
+        (r#""requestsPerSecond": null"#, None, 0),
+        (r#""requestsPerSecond": 1"#, Some(Model(1)), 0),
+        (r#""requestsPerSecond": 5.0"#, Some(Model(5)), 0),
+        (r#""requestsPerSecond": 4294967295"#, Some(Model(u32::MAX)), 0),
+        (r#""requestsPerSecond": 4294967296"#, None, 1),
+        (r#""requestsPerSecond": 0"#, None, 1),
+        (r#""requestsPerSecond": -1"#, None, 1),
+        (r#""requestsPerSecond": 1.5"#, None, 1),
+        (r#""requestsPerSecond": "5""#, None, 1),
+        (r#""requestsPerSecond": 5, "requestsPerSecondPerReplica": 2"#, Some(PerReplica(2)), 0),
+        (r#""requestsPerSecond": 5, "requestsPerSecondPerReplica": 0"#, Some(Model(5)), 1),
+        (r#""requestsPerSecond": true, "requestsPerSecondPerReplica": 2"#, Some(PerReplica(2)), 1),
+    ] {
+        let (config, warnings) = parse(&format!(r#"{{"profiles": {{"p": {{{fields}}}}}}}"#));
+        assert_eq!((config.profiles["p"].rate_limit, warnings.len()), (expected, warned), "{fields}: {warnings:?}");
+    }
+    for (limit, replicas, expected) in
+        [(Model(7), 3, 7), (PerReplica(7), 3, 21), (PerReplica(7), 0, 0), (PerReplica(u32::MAX), 2, u32::MAX)]
+    {
+        assert_eq!(limit.per_second(replicas), expected);
+    }
+}
+
+#[test]
+fn r92_an_unusable_hint_lets_the_profile_suit_nobody() {
+    let usable = Hints { prompt_gte: Some(1), ..Hints::default() };
+    for (hints, expected, warned) in [
+        (r#"{"promptTokensGte": 1}"#, usable, 0),
+        (r#"{"promptTokensGte": 1.0, "maxTokensLt": null}"#, usable, 0),
+        (r#"{"promptTokensGte": 0}"#, Hints { prompt_gte: Some(0), ..Hints::default() }, 0),
+        (r#"{"promptTokensGte": 1, "promptTokensLt": "9"}"#, Hints::default(), 1),
+        (r#"{"promptTokensGte": -1}"#, Hints::default(), 1),
+        (r#"{"promptTokensGte": 1.5, "maxTokensGte": []}"#, Hints::default(), 2),
+        (
+            r#"{"promptTokensGte": 9, "promptTokensLt": 9}"#,
+            Hints { prompt_gte: Some(9), prompt_lt: Some(9), ..Hints::default() },
+            1,
+        ),
+        (r#"{"maxTokensLt": 0}"#, Hints { max_lt: Some(0), ..Hints::default() }, 1),
+        (r#""text""#, Hints::default(), 1),
+    ] {
+        let (profile, warnings) = profile(hints);
+        assert_eq!((profile.hints, warnings.len()), (expected, warned), "{hints}: {warnings:?}");
+    }
+    let (_, warnings) = parse(r#"{"profiles": {"Auto": {}}}"#);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+}
+
+/// A configuration of profiles with these hints, and the default `d`.
+fn hinted(profiles: &[(&str, &str)]) -> ModelConfig {
+    let profiles: Vec<String> =
+        profiles.iter().map(|(name, hints)| format!(r#""{name}": {{"routingConfig": {{{hints}}}}}"#)).collect();
+    parse(&format!(r#"{{"defaultProfile": "d", "profiles": {{"d": {{}}, {}}}}}"#, profiles.join(","))).0
+}
+
+#[test]
+fn the_most_specific_of_the_suiting_profiles_is_chosen() {
+    let suiting: &[(&[(&str, &str)], &str)] = &[
+        (&[("a", "")], "d"),
+        (&[("a", r#""promptTokensGte": 101"#)], "d"),
+        (&[("a", r#""promptTokensGte": 100"#)], "a"),
+        (&[("a", r#""promptTokensLt": 100"#)], "d"),
+        (&[("a", r#""promptTokensLt": 101"#)], "a"),
+        (&[("a", r#""maxTokensGte": 51"#)], "d"),
+        (&[("a", r#""maxTokensGte": 50"#)], "a"),
+        (&[("a", r#""maxTokensLt": 50"#)], "d"),
+        (&[("a", r#""maxTokensLt": 51"#)], "a"),
+        (&[("a", r#""promptTokensGte": 1, "maxTokensLt": 50"#)], "d"),
+        // More hints.
+        (&[("a", r#""promptTokensGte": 100"#), ("b", r#""promptTokensGte": 1, "promptTokensLt": 999"#)], "b"),
+        // The higher lower bound, then the lower upper bound, on the prompt and then on the output.
+        (&[("a", r#""promptTokensGte": 1"#), ("b", r#""promptTokensGte": 2"#)], "b"),
+        (&[("a", r#""promptTokensLt": 999"#), ("b", r#""promptTokensLt": 998"#)], "b"),
+        (&[("a", r#""maxTokensGte": 1"#), ("b", r#""maxTokensGte": 2"#)], "b"),
+        (&[("a", r#""maxTokensLt": 999"#), ("b", r#""maxTokensLt": 998"#)], "b"),
+        (&[("a", r#""promptTokensLt": 999"#), ("b", r#""promptTokensGte": 1"#)], "b"),
+        (&[("a", r#""maxTokensGte": 9"#), ("b", r#""promptTokensLt": 999"#)], "b"),
+        (&[("a", r#""maxTokensLt": 51"#), ("b", r#""maxTokensGte": 1"#)], "b"),
+        // The name.
+        (&[("b", r#""promptTokensGte": 1"#), ("a", r#""promptTokensGte": 1"#)], "a"),
+    ];
+    let features = Features { prompt_tokens: Some(100), max_tokens: Some(50) };
+    for (profiles, expected) in suiting {
+        let chosen = hinted(profiles).by_hints(features).map(|profile| profile.name.to_string());
+        assert_eq!(chosen.as_deref(), Some(*expected), "{profiles:?}");
+    }
+    let unknown = hinted(&[("a", r#""promptTokensGte": 0"#), ("b", r#""maxTokensGte": 0"#)]);
+    assert_eq!(&*unknown.by_hints(Features::default()).unwrap().name, "d", "what is not known suits no hint");
+    assert!(parse(r#"{"profiles": {"a": {}}}"#).0.by_hints(features).is_none(), "no default, nobody chosen");
+}
+
+proptest! {
+    /// Counting as far as `largest_prompt_hint` says answers all that a full count would.
+    #[test]
+    fn a_count_up_to_the_largest_hint_is_enough(
+        bounds in proptest::collection::vec((0u64..40, 0u64..40, 0u64..4, 0u64..4), 1..5), tokens in 0u64..50, max in 0u64..4
+    ) {
+        let texts: Vec<(String, String)> = bounds.iter().enumerate().map(|(n, (gte, lt, max_gte, max_lt))| (
+            format!("p{n}"),
+            format!(r#""promptTokensGte": {gte}, "promptTokensLt": {lt}, "maxTokensGte": {max_gte}, "maxTokensLt": {max_lt}"#),
+        )).collect();
+        let profiles: Vec<(&str, &str)> = texts.iter().map(|(name, hints)| (name.as_str(), hints.as_str())).collect();
+        let config = hinted(&profiles);
+        let chosen = |tokens| config.by_hints(Features { prompt_tokens: tokens, max_tokens: Some(max) }).unwrap().name.clone();
+        let counted = config.largest_prompt_hint(Some(max)).map(|bound| tokens.min(bound));
+        prop_assert_eq!(chosen(Some(tokens)), chosen(counted));
+    }
 }
 
 #[test]
@@ -233,7 +347,28 @@ fn only_what_concerns_requests_is_compared() {
     assert!(with("{}").same_for_requests(&with(r#"{"combined": true, "promptLenBucketMaxLength": 9}"#)));
     assert!(!with("{}").same_for_requests(&with(r#"{"minMatchPct": 1}"#)));
     assert!(!with("{}").same_for_requests(&parse(r#"{"profiles": {"b": {}}}"#).0));
+    assert!(!with("{}").same_for_requests(&with(r#"{"promptTokensGte": 1}"#)));
+    assert!(!with("{}").same_for_requests(&parse(r#"{"profiles": {"a": {"requestsPerSecond": 1}}}"#).0));
     assert!(!with("{}").same_for_requests(&parse(r#"{"profiles": {"a": {}, "b": {}}}"#).0));
+}
+
+#[test]
+fn the_examples_of_the_page_are_usable() {
+    let page = include_str!("../../../docs/profiles.md");
+    let examples: Vec<&str> =
+        page.split("```json").skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect();
+    assert_eq!(examples.len(), 3);
+    for example in &examples {
+        assert_eq!(parse(example).1, Vec::<String>::new(), "{example}");
+    }
+    let (config, _) = parse(examples[1]);
+    for (prompt, max, expected) in
+        [(7999, None, "short"), (8000, None, "long"), (8000, Some(3999), "long"), (8000, Some(4000), "long-essay")]
+    {
+        let features = Features { prompt_tokens: Some(prompt), max_tokens: max };
+        assert_eq!(&*config.by_hints(features).unwrap().name, expected, "{features:?}");
+    }
+    assert_eq!(parse(examples[2]).0.profiles["default"].rate_limit, Some(RateLimit::PerReplica(10)));
 }
 
 #[test]

@@ -169,6 +169,11 @@ fn numbers_are_read_as_engines_read_them() {
         let body = chat(format!("{{\"model\":\"m\",{MESSAGES},{members}}}"));
         assert_eq!((body.choices, body.max_tokens), (choices, max_tokens), "{members}");
     }
+    let limited = br#"{"model":"m","input":"x","messages":[],"max_output_tokens":5}"#;
+    for (endpoint, expected) in [(Endpoint::Responses, Some(5)), (Endpoint::ChatCompletions, None)] {
+        let body = ParsedBody::parse(endpoint, None, Bytes::from_static(limited)).unwrap();
+        assert_eq!(body.max_tokens, expected, "{endpoint:?}");
+    }
 }
 
 #[test]

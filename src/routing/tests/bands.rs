@@ -163,6 +163,8 @@ fn each_profile_has_its_own_plan() {
         let profile = Profile {
             name: name.into(),
             routing_strategy: None,
+            rate_limit: None,
+            hints: crate::fleet::Hints::default(),
             bucket: BucketRange { min: 0, max: None },
             combined: false,
             knobs: Arc::new(PdKnobs { bucket_serve: on, ..serving() }),

@@ -49,6 +49,8 @@ pub struct ModelGauge {
     pub name: Arc<str>,
     /// Its routable pods.
     pub replicas: usize,
+    /// Its pods whose configuration is not the one in force.
+    pub config_disagreements: usize,
 }
 
 /// The fleet at the moment of an exposition.
@@ -109,11 +111,14 @@ impl Metrics {
         // Requests without a pod have empty labels; those series stay.
         self.retain_pods(|namespace, name| name.is_empty() || pods.contains(&(namespace, name)));
         let models: HashSet<&str> = fleet.models.iter().map(|model| &*model.name).collect();
-        if let Some(replicas) = self.families.get(Metric::ModelReplicas as usize) {
-            replicas.retain(["model", "model"], |model, _| models.contains(model));
+        for metric in [Metric::ModelReplicas, Metric::ConfigDisagreements] {
+            if let Some(family) = self.families.get(metric as usize) {
+                family.retain(["model", "model"], |model, _| models.contains(model));
+            }
         }
         for model in &fleet.models {
             self.series(Metric::ModelReplicas, &[&model.name]).set(model.replicas as u64);
+            self.series(Metric::ConfigDisagreements, &[&model.name]).set(model.config_disagreements as u64);
         }
         let ledgers: HashSet<(&str, &str)> =
             fleet.pods.iter().filter(|pod| pod.tokens.is_some()).map(|pod| (&*pod.namespace, &*pod.name)).collect();

@@ -42,7 +42,7 @@ fn pod(name: &str) -> Arc<PodLabels> {
 fn fleet(pods: &[&str]) -> FleetGauges {
     FleetGauges {
         snapshot_version: 7,
-        models: vec![ModelGauge { name: "llama".into(), replicas: pods.len() }],
+        models: vec![ModelGauge { name: "llama".into(), replicas: pods.len(), config_disagreements: 0 }],
         pods: pods
             .iter()
             .map(|name| PodGauge {

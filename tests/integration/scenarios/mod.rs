@@ -7,6 +7,7 @@ mod bands;
 mod churn;
 mod kills;
 mod mooncake;
+mod profiles;
 mod rolesets;
 mod routes;
 mod signals;

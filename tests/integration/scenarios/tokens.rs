@@ -67,7 +67,8 @@ async fn token_gauges_follow_a_request_and_leave_with_their_pod() {
         assert_eq!(newest["prefill_pods"][0]["pod"], "default/p0");
     }
     settle_pairs(&fleet, &pairs).await;
-    fleet.pods.put([]);
+    let [_, decode] = pairs[0].pods(&by_tokens());
+    fleet.pods.put([decode]);
     let tandem = &fleet.tandems[0];
     let gone = async || gauge(tandem, "pd_token_load_kv_tokens", "p0").await.is_none().then_some(());
     eventually(SOON, "the series leave with their pod", gone).await;

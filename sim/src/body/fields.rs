@@ -1,4 +1,4 @@
-//! The top level of a request body, read as leniently as vLLM's schema reads it: unknown fields are ignored, the last of
+//! The top level of a request body, read as leniently as the engines' schemas read it: unknown fields are ignored, the last of
 //! several equal keys wins, numbers may come as strings. Nested values keep their bytes.
 
 use std::collections::HashMap;
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::failure::Failure;
+use super::Complaint;
 
 /// The fields of one body.
 #[derive(Debug)]
@@ -16,16 +16,16 @@ pub(crate) struct Fields {
 
 impl Fields {
     /// Parses a body.
-    pub fn parse(body: &[u8]) -> Result<Fields, Failure> {
+    pub fn parse(body: &[u8]) -> Result<Fields, Complaint> {
         if body.is_empty() {
-            return Err(Failure::missing("", "None"));
+            return Err(Complaint::Empty);
         }
         match serde_json::from_slice(body) {
             Ok(raw) => Ok(Fields { raw }),
             Err(error) if error.is_data() => {
                 let text = "Input should be a valid dictionary or object to extract fields from";
                 let shown = serde_json::from_slice::<Value>(body).map_or_else(|_| String::new(), |value| shown(&value));
-                Err(Failure::schema("model_attributes_type", "", text, &shown))
+                Err(Complaint::schema("model_attributes_type", "", text, &shown))
             }
             Err(error) => {
                 let lines: usize = body
@@ -33,14 +33,24 @@ impl Fields {
                     .take(error.line().saturating_sub(1))
                     .map(<[u8]>::len)
                     .sum();
-                Err(Failure::invalid_json(lines + error.column().saturating_sub(1)))
+                Err(Complaint::InvalidJson { offset: lines + error.column().saturating_sub(1) })
             }
         }
     }
 
-    /// How vLLM shows the whole body in an error.
+    /// How the engines show the whole body in an error.
     pub fn shown(&self) -> String {
         format!("<dict of {} items>", self.raw.len())
+    }
+
+    /// The names of all fields, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.raw.keys().map(String::as_str)
+    }
+
+    /// Whether a field is there at all, also as `null`.
+    pub fn has(&self, name: &str) -> bool {
+        self.raw.contains_key(name)
     }
 
     /// A field's text; `null` counts as absent.
@@ -54,7 +64,7 @@ impl Fields {
     }
 
     /// An integer: a number without a fraction, a boolean, or a string that spells one.
-    pub fn integer(&self, name: &str) -> Result<Option<i64>, Failure> {
+    pub fn integer(&self, name: &str) -> Result<Option<i64>, Complaint> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let number = match &value {
             Value::Number(number) => number.as_i64().or_else(|| {
@@ -66,24 +76,24 @@ impl Fields {
             _ => None,
         };
         number.map(Some).ok_or_else(|| match &value {
-            Value::String(_) => Failure::schema(
+            Value::String(_) => Complaint::schema(
                 "int_parsing",
                 name,
                 "Input should be a valid integer, unable to parse string as an integer",
                 &shown(&value),
             ),
-            Value::Number(_) => Failure::schema(
+            Value::Number(_) => Complaint::schema(
                 "int_from_float",
                 name,
                 "Input should be a valid integer, got a number with a fractional part",
                 &shown(&value),
             ),
-            _ => Failure::schema("int_type", name, "Input should be a valid integer", &shown(&value)),
+            _ => Complaint::schema("int_type", name, "Input should be a valid integer", &shown(&value)),
         })
     }
 
     /// A number.
-    pub fn number(&self, name: &str) -> Result<Option<f64>, Failure> {
+    pub fn number(&self, name: &str) -> Result<Option<f64>, Complaint> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let number = match &value {
             Value::Number(number) => number.as_f64(),
@@ -92,11 +102,11 @@ impl Fields {
         };
         number
             .map(Some)
-            .ok_or_else(|| Failure::schema("float_type", name, "Input should be a valid number", &shown(&value)))
+            .ok_or_else(|| Complaint::schema("float_type", name, "Input should be a valid number", &shown(&value)))
     }
 
     /// A boolean; absent is false.
-    pub fn truth(&self, name: &str) -> Result<bool, Failure> {
+    pub fn truth(&self, name: &str) -> Result<bool, Complaint> {
         match self.value(name) {
             None => Ok(false),
             Some(Value::Bool(truth)) => Ok(truth),
@@ -106,7 +116,7 @@ impl Fields {
             Some(Value::String(text)) if ["false", "0", "off", "no"].contains(&text.to_lowercase().as_str()) => {
                 Ok(false)
             }
-            Some(value) => Err(Failure::schema(
+            Some(value) => Err(Complaint::schema(
                 "bool_parsing",
                 name,
                 "Input should be a valid boolean, unable to interpret input",
@@ -116,25 +126,27 @@ impl Fields {
     }
 
     /// A string.
-    pub fn text(&self, name: &str) -> Result<Option<String>, Failure> {
+    pub fn text(&self, name: &str) -> Result<Option<String>, Complaint> {
         match self.value(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(value) => Err(Failure::schema("string_type", name, "Input should be a valid string", &shown(&value))),
+            Some(value) => {
+                Err(Complaint::schema("string_type", name, "Input should be a valid string", &shown(&value)))
+            }
         }
     }
 
     /// An object with the bytes of its members.
-    pub fn object(&self, name: &str) -> Result<Option<HashMap<String, Box<RawValue>>>, Failure> {
+    pub fn object(&self, name: &str) -> Result<Option<HashMap<String, Box<RawValue>>>, Complaint> {
         let Some(raw) = self.raw(name) else { return Ok(None) };
         serde_json::from_str(raw.get()).map(Some).map_err(|_| {
             let value = self.value(name).unwrap_or_default();
-            Failure::schema("dict_type", name, "Input should be a valid dictionary", &shown(&value))
+            Complaint::schema("dict_type", name, "Input should be a valid dictionary", &shown(&value))
         })
     }
 }
 
-/// How vLLM shows a value in an error.
+/// How the engines show a value in an error.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::Null => "None".to_owned(),
@@ -187,10 +199,13 @@ mod tests {
 
     #[test]
     fn bodies_that_are_no_object_say_so() {
-        for (body, param) in [("", "body"), ("[]", "body"), ("\"x\"", "body"), ("{\"a\":1,", "body.6"), ("{", "body.0")]
-        {
-            let failure = Fields::parse(body.as_bytes()).expect_err(body);
-            assert_eq!((failure.status, failure.kind, failure.param.as_deref()), (400, "Bad Request", Some(param)));
+        assert_eq!(Fields::parse(b"").expect_err("empty"), Complaint::Empty);
+        for (body, offset) in [("{\"a\":1,", 6), ("{", 0)] {
+            assert_eq!(Fields::parse(body.as_bytes()).expect_err(body), Complaint::InvalidJson { offset });
+        }
+        for body in ["[]", "\"x\"", "5"] {
+            let complaint = Fields::parse(body.as_bytes()).expect_err(body);
+            assert!(matches!(complaint, Complaint::Schema { place, .. } if place.is_empty()), "{body}");
         }
         assert!(Fields::parse(b"{\"a\":\xff}").is_err());
     }

@@ -1,0 +1,302 @@
+//! Every variable by its effect: what comes of a scene without it, with it, with a value that cannot be used, and (where
+//! a profile may say the same) for requests of that profile and of another one.
+//!
+//! A variable that needs a socket, a clock or a whole process has its effect shown by the test that is named for it in
+//! [`ELSEWHERE`]. [`every_variable_has_an_effect`] compares both tables with the list of settings, so that a new
+//! variable needs a row here.
+
+mod scene;
+mod scenes;
+
+use scene::Given;
+use scenes::*;
+
+use super::*;
+use crate::knobs::described;
+
+/// One variable.
+struct Row {
+    variable: &'static str,
+    /// A value that changes what comes of the scene.
+    value: &'static str,
+    /// One that cannot be used; empty = every text can.
+    bad: &'static str,
+    /// The same as `value` in a profile, members of `routingConfig`; empty = profiles cannot say it.
+    field: &'static str,
+    /// Other variables that the scene needs.
+    beside: &'static [(&'static str, &'static str)],
+    scene: fn(&Given<'_>) -> String,
+    before: &'static str,
+    after: &'static str,
+}
+
+const fn row(
+    variable: &'static str,
+    [value, bad, field]: [&'static str; 3],
+    scene: fn(&Given<'_>) -> String,
+    [before, after]: [&'static str; 2],
+) -> Row {
+    Row { variable, value, bad, field, beside: &[], scene, before, after }
+}
+
+impl Row {
+    const fn beside(self, beside: &'static [(&'static str, &'static str)]) -> Row {
+        Row { beside, ..self }
+    }
+}
+
+const PREFILL: &str = "AIBRIX_PREFILL_SCORE_POLICY";
+const DECODE: &str = "AIBRIX_DECODE_SCORE_POLICY";
+const BY_TOKENS: &[(&str, &str)] = &[(PREFILL, "token_load")];
+
+const ROWS: &[Row] = &[
+    row("POD_NAME", ["gw-9", "", ""], replica_in_metrics, ["host", "gw-9"]),
+    row("ROUTING_ALGORITHM", ["least-request", "best", ""], strategy_by_default, ["none", "least-request"]),
+    row("AIBRIX_AUTH_BEARER_TOKEN", ["secret", "", ""], without_a_token, ["0", "401"]),
+    row("AIBRIX_TTFT_THRESHOLD_S", ["0.4", "soon", ""], first_token, ["fast", "slow"]),
+    row("TANDEM_EXPLAIN", ["true", "yes", ""], explained, ["silent", "told"]),
+    row(
+        "AIBRIX_PROMPT_LENGTH_BUCKETING",
+        ["true", "yes", r#""promptLengthBucketing": true"#],
+        ranges,
+        ["long", "short"],
+    ),
+    row(
+        "AIBRIX_PREFILL_REQUEST_TIMEOUT",
+        ["7", "0", r#""pd": {"prefillRequestTimeout": 7}"#],
+        prefill_time,
+        ["30", "7"],
+    ),
+    row(
+        PREFILL,
+        ["least_request", "fastest", r#""prefillScorePolicy": "least_request""#],
+        cached_but_busier,
+        ["p0", "p1"],
+    ),
+    row(
+        DECODE,
+        ["least_request", "fastest", r#""decodeScorePolicy": "least_request""#],
+        busier_but_faster,
+        ["d0", "d1"],
+    ),
+    row(
+        "AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD",
+        ["5", "1.5", r#""pd": {"prefillLoadImbalanceMinSpread": 5}"#],
+        cached_but_much_busier,
+        ["p0", "p1"],
+    ),
+    row(
+        "AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD",
+        ["1", "0", r#""pd": {"decodeLoadImbalanceMinSpread": 1}"#],
+        busier_but_faster,
+        ["d0", "d1"],
+    ),
+    row(
+        "AIBRIX_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD",
+        ["999", "2k", r#""pd": {"decodeThroughputImbalanceMinSpread": 999}"#],
+        busier_but_faster,
+        ["d0", "d1"],
+    ),
+    row(
+        "AIBRIX_DECODE_SCORE_RATIO_THRESHOLD",
+        ["1.2", "-1.5", r#""pd": {"decodeScoreRatioThreshold": 1.2}"#],
+        busier_but_drains_faster,
+        ["d1", "d0"],
+    ),
+    row(
+        "AIBRIX_DECODE_LB_WEIGHT_RUNNING",
+        ["3", "NaN", r#""pd": {"decodeLBWeightRunning": 3}"#],
+        busier_but_faster,
+        ["d0", "d1"],
+    ),
+    row(
+        "AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT",
+        ["0.1", "inf", r#""pd": {"decodeLBWeightThroughput": 0.1}"#],
+        busier_but_faster,
+        ["d0", "d1"],
+    ),
+    row("AIBRIX_MIN_MATCH_PCT", ["60", "101", r#""pd": {"minMatchPct": 60}"#], half_cached, ["p0", "p1"]),
+    row(
+        "AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR",
+        ["0.5", "0", r#""prefixCache": {"standardDeviationFactor": 0.5}"#],
+        cached_but_much_busier,
+        ["p0", "p1"],
+    ),
+    row(
+        "AIBRIX_TOKEN_LOAD_KV_WEIGHT",
+        ["0.5", "0", r#""pd": {"tokenLoadKVWeight": 0.5}"#],
+        computing_or_holding,
+        ["p1", "p0"],
+    )
+    .beside(BY_TOKENS),
+    row(
+        "AIBRIX_TOKEN_LOAD_REQUEST_COST",
+        ["100", "0", r#""pd": {"tokenLoadRequestCost": 100}"#],
+        request_cost,
+        ["3500", "100"],
+    )
+    .beside(BY_TOKENS),
+    row(
+        "AIBRIX_TOKEN_LOAD_TTL_SECONDS",
+        ["30", "0", r#""pd": {"tokenLoadTTLSeconds": 30}"#],
+        silent_request,
+        ["charged", "taken back"],
+    )
+    .beside(BY_TOKENS),
+    row(
+        "AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS",
+        ["30", "-1", r#""pd": {"tokenLoadSessionTTLSeconds": 30}"#],
+        second_turn,
+        ["the growth", "the whole"],
+    )
+    .beside(BY_TOKENS),
+    row("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", ["1", "0", ""], sessions, ["many", "one set"]),
+    row("AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH", ["false", "no", ""], old_or_new_output, ["d1", "d0"])
+        .beside(&[(DECODE, "token_load")]),
+    row(
+        "AIBRIX_HYBRID_CACHE_LOAD_FACTOR",
+        ["0.1", "1.01", r#""pd": {"hybridCacheLoadFactor": 0.1}"#],
+        cached_or_fewer_tokens,
+        ["p0", "p1"],
+    )
+    .beside(&[(PREFILL, "hybrid_cache_load")]),
+    row("TANDEM_KV_LEASE_SECONDS", ["480", "30s", ""], blocks_left_behind, ["free", "charged"]).beside(BY_TOKENS),
+    // A value that cannot be used stops the start: `an_unknown_connector_refuses_the_start`.
+    row("AIBRIX_KV_CONNECTOR_TYPE", ["nixl", "", ""], hand_off, ["the parameters", "the whole answer"]),
+    row("TANDEM_MAX_BODY_BYTES", ["1000", "0", ""], long_request, ["0", "413"]),
+    row("TANDEM_MAX_BUFFERED_BYTES", ["1200", "0", ""], long_request, ["0", "503"]),
+    row("TANDEM_MAX_STREAMS", ["1", "0", ""], second_request, ["0", "503"]),
+    row("TANDEM_MAX_PREFILL_ANSWER_BYTES", ["77", "0", ""], prefill_answer_bound, ["67108864", "77"]),
+    row("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", ["5000", "4MiB", ""], long_request, ["0", "413"]),
+    row("TANDEM_METRIC_MAX_AGE_MS", ["1900", "0", ""], old_signals, ["d0", "d1"]),
+    row("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", ["tiktoken", "remote", ""], blocks, ["10", "20"]),
+    row("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", ["64", "0", ""], blocks, ["10", "20"]),
+    row("AIBRIX_PREFIX_CACHE_HASH_SEED", ["7", "-7", ""], seed_of_the_index, ["p1", "p0"]),
+    row("TANDEM_PREFIX_CACHE_BYTES", ["1000", "0", ""], blocks, ["10", "0"]),
+    row("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", ["4", "0", ""], blocks, ["10", "1"]),
+    row("AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS", ["1", "0", ""], blocks_later, ["10", "0"]),
+];
+
+/// Variable, file, and the test in it that shows the effect.
+const ELSEWHERE: &[(&str, &str, &str)] = &[
+    ("TANDEM_LOG", "tests/integration/traces/secrets.rs", "one_log_line_each_and_no_secret_anywhere"),
+    ("TANDEM_LOG_FORMAT", "tests/integration/traces/secrets.rs", "one_log_line_each_and_no_secret_anywhere"),
+    ("AIBRIX_BUCKET_SERVE", "src/bands/tests/model.rs", "switched_on_and_off"),
+    ("AIBRIX_BUCKET_SERVE_MODE", "src/bands/tests/planning.rs", "equal_ranges_are_cut_at_a_quantile"),
+    ("TANDEM_FRONT_MAX_CONNECTIONS", "src/front/tests.rs", "connections_are_counted_and_given_back"),
+    ("TANDEM_FRONT_BODY_TIMEOUT_SECONDS", "src/front/tests.rs", "a_body_that_does_not_arrive_is_given_up"),
+    ("TANDEM_FRONT_STALL_TIMEOUT_SECONDS", "src/front/tests.rs", "a_client_that_never_reads_loses_its_pod"),
+    (
+        "TANDEM_DRAIN_PROPAGATION_SECONDS",
+        "tests/integration/scale/rollout.rs",
+        "r91_a_stream_may_end_within_the_drain_timeout_and_no_later",
+    ),
+    (
+        "TANDEM_DRAIN_TIMEOUT_SECONDS",
+        "tests/integration/scale/rollout.rs",
+        "r91_a_stream_may_end_within_the_drain_timeout_and_no_later",
+    ),
+    (
+        "AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS",
+        "src/scrape/tests/scraper.rs",
+        "r53_black_holes_do_not_delay_the_healthy",
+    ),
+    ("TANDEM_SCRAPE_TIMEOUT_MS", "src/scrape/tests/scraper.rs", "r53_black_holes_do_not_delay_the_healthy"),
+    ("TANDEM_MAX_SCRAPE_BYTES", "src/scrape/tests/http.rs", "what_is_no_page"),
+    ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "src/knobs/tests.rs", "the_otlp_endpoint_is_resolved"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "src/telemetry/trace/tests/pipeline.rs", "spans_arrive_over_grpc"),
+    ("OTEL_SDK_DISABLED", "src/knobs/tests.rs", "the_otlp_endpoint_is_resolved"),
+    ("OTEL_TRACES_EXPORTER", "src/knobs/tests.rs", "the_otlp_endpoint_is_resolved"),
+    ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "src/knobs/tests.rs", "what_is_said_of_traces_wins"),
+    ("OTEL_EXPORTER_OTLP_PROTOCOL", "src/telemetry/trace/tests/pipeline.rs", "spans_arrive_over_http"),
+    ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "src/knobs/tests.rs", "what_is_said_of_traces_wins"),
+    ("OTEL_EXPORTER_OTLP_HEADERS", "src/telemetry/trace/tests/pipeline.rs", "spans_arrive_over_http"),
+    ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "src/knobs/tests.rs", "otel_details"),
+    ("OTEL_EXPORTER_OTLP_TIMEOUT", "src/knobs/tests.rs", "otel_details"),
+    ("OTEL_EXPORTER_OTLP_INSECURE", "src/knobs/tests.rs", "the_otlp_endpoint_is_resolved"),
+    ("OTEL_SERVICE_NAME", "src/knobs/tests.rs", "otel_details"),
+    ("OTEL_RESOURCE_ATTRIBUTES", "src/telemetry/trace/tests/pipeline.rs", "spans_arrive_over_grpc"),
+    ("OTEL_TRACES_SAMPLER", "src/knobs/tests.rs", "otel_details"),
+    ("OTEL_TRACES_SAMPLER_ARG", "src/knobs/tests.rs", "otel_details"),
+    ("OTEL_BSP_MAX_QUEUE_SIZE", "src/telemetry/trace/tests/pipeline.rs", "spans_that_find_the_queue_full_are_counted"),
+    ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "src/knobs/tests.rs", "what_is_said_of_traces_wins"),
+    ("OTEL_BSP_SCHEDULE_DELAY", "tests/integration/traces/mod.rs", "exporting"),
+];
+
+/// What came out otherwise than expected, all of it.
+#[derive(Default)]
+struct Differences(Vec<String>);
+
+impl Differences {
+    fn note(&mut self, what: &str, found: &str, expected: &str) {
+        if found != expected {
+            self.0.push(format!("{what}: {found:?}, not {expected:?}"));
+        }
+    }
+}
+
+fn outcome(row: &Row, variable: Option<&str>, field: &str, profile: &'static str) -> String {
+    let mut variables = row.beside.to_vec();
+    variables.extend(variable.map(|value| (row.variable, value)));
+    (row.scene)(&Given { variables: &variables, field, profile })
+}
+
+#[test]
+fn each_variable_changes_what_happens() {
+    let mut differences = Differences::default();
+    for row in ROWS {
+        let Row { variable, value, .. } = row;
+        differences.note(&format!("without {variable}"), &outcome(row, None, "", "default"), row.before);
+        differences.note(&format!("{variable}={value}"), &outcome(row, Some(value), "", "default"), row.after);
+    }
+    assert!(differences.0.is_empty(), "{:#?}", differences.0);
+}
+
+#[test]
+fn r92_a_value_that_cannot_be_used_changes_nothing_and_is_told_once() {
+    for row in ROWS.iter().filter(|row| !row.bad.is_empty()) {
+        assert_eq!(outcome(row, Some(row.bad), "", "default"), row.before, "{}={}", row.variable, row.bad);
+        let given = Given { variables: &[(row.variable, row.bad)], field: "", profile: "default" };
+        let (_, report) = Knobs::read(&given).unwrap();
+        assert_eq!((report.config_errors, report.warnings.len()), (1, 1), "{}={}", row.variable, row.bad);
+    }
+}
+
+/// R05: a profile's knobs are those of its own requests, beside which others go on as before.
+#[test]
+fn each_field_of_a_profile_acts_on_its_requests_only() {
+    for row in ROWS.iter().filter(|row| !row.field.is_empty()) {
+        assert_eq!(outcome(row, None, row.field, "tuned"), row.after, "{} in a profile", row.field);
+        assert_eq!(outcome(row, None, row.field, "default"), row.before, "{} beside the profile", row.field);
+        // The profile wins over the variable.
+        let value = if row.bad.is_empty() { None } else { Some(row.bad) };
+        assert_eq!(outcome(row, value, row.field, "tuned"), row.after, "{}", row.field);
+        let flat = row.field.strip_prefix(r#""pd": {"#).and_then(|rest| rest.strip_suffix('}'));
+        if let Some(flat) = flat {
+            assert_eq!(outcome(row, None, flat, "tuned"), row.after, "{flat}");
+        }
+    }
+}
+
+#[test]
+fn every_variable_has_an_effect() {
+    let mut shown: Vec<&str> = ROWS.iter().map(|row| row.variable).chain(ELSEWHERE.iter().map(|row| row.0)).collect();
+    let mut described: Vec<(&str, &str)> = described();
+    shown.sort_unstable();
+    described.sort_unstable();
+    assert_eq!(shown, described.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+    for (variable, profile) in described {
+        let Some(row) = ROWS.iter().find(|row| row.variable == variable) else { continue };
+        let last = profile.rsplit('.').next().unwrap_or_default();
+        assert!(row.field.contains(last) && row.field.is_empty() == profile.is_empty(), "{variable}: {profile}");
+    }
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (variable, file, test) in ELSEWHERE {
+        // A part that is not there (yet) has no tests.
+        if file.starts_with("src/bands") && !root.join("src/bands").exists() {
+            continue;
+        }
+        let text = std::fs::read_to_string(root.join(file)).unwrap();
+        assert!(text.contains(&format!("fn {test}(")), "{variable}: {file} has no {test}");
+    }
+}

@@ -1,0 +1,219 @@
+//! What is observed of each setting. A scene says in one word what came of it.
+
+use std::time::Duration;
+
+use super::scene::*;
+use super::*;
+use crate::fleet::Signals;
+use crate::load::Sessions;
+
+fn rate(generation_tps: f64) -> Signals {
+    Signals { generation_tps: Some(generation_tps), ..Signals::unknown() }
+}
+
+/// A short prompt, one roleset for short ones and one, less loaded, for long ones.
+pub(super) fn ranges(given: &Given<'_>) -> String {
+    let short = r#""promptLenBucketMaxLength": 10"#;
+    let long = r#""promptLenBucketMinLength": 11"#;
+    let members = [
+        ("short", Role::Prefill, Some("s"), short),
+        ("sd", Role::Decode, Some("s"), short),
+        ("long", Role::Prefill, Some("l"), long),
+        ("ld", Role::Decode, Some("l"), long),
+    ];
+    let scene = Scene::new(given, &members).prefills("short", 5);
+    prefill_pod(&scene.ask_with(&[("routing-strategy", "pd")], "hello"))
+}
+
+pub(super) fn prefill_time(given: &Given<'_>) -> String {
+    prefill_call(&Scene::new(given, TWO_AND_TWO).ask()).timeout.as_secs().to_string()
+}
+
+/// `p0` knows the whole prompt and has one request.
+pub(super) fn cached_but_busier(given: &Given<'_>) -> String {
+    prefill_pod(&Scene::new(given, TWO_AND_TWO).cached("p0", PROMPT_BYTES).prefills("p0", 1).ask())
+}
+
+/// The same with six requests.
+pub(super) fn cached_but_much_busier(given: &Given<'_>) -> String {
+    prefill_pod(&Scene::new(given, TWO_AND_TWO).cached("p0", PROMPT_BYTES).prefills("p0", 6).ask())
+}
+
+/// `p0` knows half of the prompt and has one request.
+pub(super) fn half_cached(given: &Given<'_>) -> String {
+    prefill_pod(&Scene::new(given, TWO_AND_TWO).cached("p0", PROMPT_BYTES / 2).prefills("p0", 1).ask())
+}
+
+/// `d0` has one request more and the higher throughput.
+pub(super) fn busier_but_faster(given: &Given<'_>) -> String {
+    decode_pod(&Scene::new(given, TWO_AND_TWO).decodes("d0", 2, &rate(1000.0)).decodes("d1", 1, &rate(0.0)).ask())
+}
+
+/// The same, and the signals are two seconds old.
+pub(super) fn old_signals(given: &Given<'_>) -> String {
+    let mut scene = Scene::new(given, TWO_AND_TWO).decodes("d0", 2, &rate(1000.0)).decodes("d1", 1, &rate(0.0));
+    scene.now += 2000;
+    decode_pod(&scene.ask())
+}
+
+/// `d0` has one request more but completes them faster: drain scores 1 and 1.25.
+pub(super) fn busier_but_drains_faster(given: &Given<'_>) -> String {
+    let drain = |rate| Signals { drain_rate: Some(rate), ..Signals::unknown() };
+    decode_pod(&Scene::new(given, TWO_AND_TWO).decodes("d0", 2, &drain(2.0)).decodes("d1", 1, &drain(0.8)).ask())
+}
+
+/// `p0` computes 1000 tokens, `p1` holds 4000.
+pub(super) fn computing_or_holding(given: &Given<'_>) -> String {
+    prefill_pod(&Scene::new(given, TWO_AND_TWO).tokens("p0", 1000, false).tokens("p1", 4000, true).ask())
+}
+
+/// `p0` knows the whole prompt and computes 1000 tokens, `p1` 600.
+pub(super) fn cached_or_fewer_tokens(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO).cached("p0", PROMPT_BYTES);
+    prefill_pod(&scene.tokens("p0", 1000, false).tokens("p1", 600, false).ask())
+}
+
+/// What a request is charged beside its own tokens.
+pub(super) fn request_cost(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let run = scene.ask();
+    let active = scene.pod(&prefill_pod(&run)).state.load.tokens.view().active;
+    (active - run.exchange.record().body_bytes as u64 / 4).to_string()
+}
+
+/// A minute of silence.
+pub(super) fn silent_request(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let _run = scene.ask();
+    let swept = scene.world.ledger.sweep(Tick::from_millis(scene.now + 60_000));
+    if swept.is_empty() { "charged" } else { "taken back" }.to_owned()
+}
+
+/// The decode pod refuses a request whose blocks wait for it; a minute later.
+pub(super) fn blocks_left_behind(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let mut run = scene.ask();
+    run.feed(prefill_ok()).feed(answer_head(500)).feed(chunk("{}", true));
+    let pod = scene.pod(&prefill_pod(&run));
+    assert!(pod.state.load.tokens.view().stranded > 0);
+    scene.world.ledger.sweep(Tick::from_millis(scene.now + 60_000));
+    if pod.state.load.tokens.view().is_zero() { "free" } else { "charged" }.to_owned()
+}
+
+/// The second turn of a session, a minute after the first.
+pub(super) fn second_turn(given: &Given<'_>) -> String {
+    let mut scene = Scene::new(given, TWO_AND_TWO);
+    let headers = [("routing-strategy", "pd"), ("x-aibrix-session-key", "chat")];
+    drop(scene.ask_with(&headers, &prompt(4000)));
+    scene.now += 60_000;
+    let run = scene.ask_with(&headers, &prompt(8000));
+    let active = scene.pod(&prefill_pod(&run)).state.load.tokens.view().active;
+    if active < 3500 + 1100 { "the growth" } else { "the whole" }.to_owned()
+}
+
+/// `d0` has fewer prompt tokens but generates for ten seconds, `d1` has just begun.
+pub(super) fn old_or_new_output(given: &Given<'_>) -> String {
+    let mut scene = Scene::new(given, TWO_AND_TWO);
+    scene.now = 11_000;
+    let busy = Signals { running: Some(1.0), ..rate(1000.0) };
+    let scene = scene.decodes("d0", 0, &busy).decodes("d1", 0, &busy);
+    decode_pod(&scene.decode_tokens("d0", 100, 1000).decode_tokens("d1", 150, 11_000).ask())
+}
+
+pub(super) fn hand_off(given: &Given<'_>) -> String {
+    let mut run = Scene::new(given, TWO_AND_TWO).ask();
+    run.feed(prefill_ok());
+    let Some(Effect::Route(plan)) = run.effects.last() else { panic!("{:?}", run.names()) };
+    let text = String::from_utf8_lossy(&plan.body);
+    if text.contains("disagg_prefill_resp") { "the whole answer" } else { "the parameters" }.to_owned()
+}
+
+/// Sessions that are remembered of twenty.
+pub(super) fn sessions(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let table: &Sessions = &scene.world.sessions;
+    for n in 0..20 {
+        table.grow("m", &n.to_string(), 5, Duration::from_secs(9), scene.tick());
+    }
+    if table.len() > 8 { "many" } else { "one set" }.to_owned()
+}
+
+pub(super) fn strategy_by_default(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    scene.ask_with(&[], "hello").exchange.record().strategy.as_deref().unwrap_or("none").to_owned()
+}
+
+pub(super) fn without_a_token(given: &Given<'_>) -> String {
+    refused(&Scene::new(given, TWO_AND_TWO).ask())
+}
+
+/// A request of about 1400 bytes of body and 300 of head.
+pub(super) fn long_request(given: &Given<'_>) -> String {
+    refused(&Scene::new(given, TWO_AND_TWO).ask())
+}
+
+pub(super) fn second_request(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let _first = scene.ask();
+    refused(&scene.ask())
+}
+
+pub(super) fn prefill_answer_bound(given: &Given<'_>) -> String {
+    prefill_call(&Scene::new(given, TWO_AND_TWO).ask()).max_answer_bytes.to_string()
+}
+
+pub(super) fn explained(given: &Given<'_>) -> String {
+    let mut run =
+        Scene::new(given, TWO_AND_TWO).ask_with(&[("routing-strategy", "pd"), ("x-tandem-explain", "1")], "hello");
+    run.feed(prefill_ok()).feed(answer_head(200));
+    let Some(Effect::ForwardHead(add)) = run.effects.last() else { panic!("{:?}", run.names()) };
+    if add.contains_key("x-tandem-explain") { "told" } else { "silent" }.to_owned()
+}
+
+pub(super) fn replica_in_metrics(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let _run = scene.ask();
+    let named = |name: &str| page_has(&scene.world, "gateway_in_flight_requests", &format!("gateway_pod=\"{name}\""));
+    ["host", "gw-9"].into_iter().find(|name| named(name)).unwrap_or_default().to_owned()
+}
+
+/// A first chunk half a second after the head.
+pub(super) fn first_token(given: &Given<'_>) -> String {
+    let mut scene = Scene::new(given, TWO_AND_TWO);
+    scene.now = 0;
+    let mut run = scene.ask();
+    run.feed(prefill_ok()).feed(answer_head(200));
+    run.now += 450;
+    run.feed(chunk("{}", true));
+    scene.world.metrics.finish(run.record());
+    if page_has(&scene.world, "gateway_first_token_delay_over_1s_total{", " 1") { "slow" } else { "fast" }.to_owned()
+}
+
+/// Blocks that the index stores of one prompt of 1280 bytes.
+pub(super) fn blocks(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let _run = scene.ask();
+    scene.world.prefix.drain(scene.tick());
+    scene.world.prefix.stats().entries.to_string()
+}
+
+/// Blocks that are left two minutes later.
+pub(super) fn blocks_later(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let _run = scene.ask();
+    for millis in [0, 120_000] {
+        scene.world.prefix.drain(Tick::from_millis(scene.now + millis));
+    }
+    scene.world.prefix.stats().entries.to_string()
+}
+
+/// A pod whose cache was described with seed 7.
+pub(super) fn seed_of_the_index(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO).prefills("p0", 1);
+    let hashes = crate::prefix::block_hashes(prompt(PROMPT_BYTES).as_bytes(), 128, 7);
+    let pod = Arc::clone(&scene.pod("p0").state);
+    let update = crate::prefix::PrefixUpdate { model: Arc::from("m"), hashes: Arc::from(&hashes[..]), pod };
+    scene.world.prefix.offer(update);
+    scene.world.prefix.drain(scene.tick());
+    prefill_pod(&scene.ask())
+}
