@@ -95,7 +95,6 @@ fn prefix_index() -> PrefixIndex {
         budget_bytes: 256 << 20,
         max_blocks: None,
         max_idle: Duration::from_mins(20),
-        sweep_interval: Duration::from_secs(1),
     })
 }
 
