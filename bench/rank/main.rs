@@ -115,18 +115,26 @@ fn shrink(trace: Trace) -> Trace {
     Trace { block_tokens: BLOCK_TOKENS, requests: requests.collect(), ..trace }
 }
 
-/// Mean time to first token in replay, seconds, over several seeds.
-fn virtually(trace: &Trace, run: &Run, shape: FleetShape, engine: &Arc<EngineModel>, pair: Policies) -> Result<f64> {
-    let mut sum = 0.0;
-    for seed in 1..=run.seeds {
-        let knobs = Arc::new(knobs(pair)?.0);
-        let options = ReplayOptions { shape, gateways: 1, engine: Arc::clone(engine), knobs, seed };
-        let outcome = replay::run_one(trace, &options, pair, &|_| ())?;
-        let report = PairReport::of(pair, trace, outcome);
+/// Mean time to first token in replay, seconds, by seed.
+fn virtually(
+    trace: &Trace,
+    seeds: u64,
+    shape: FleetShape,
+    engine: &Arc<EngineModel>,
+    pair: Policies,
+) -> Result<Vec<f64>> {
+    let one = |seed| {
+        let options =
+            ReplayOptions { shape, gateways: 1, engine: Arc::clone(engine), knobs: Arc::new(knobs(pair)?.0), seed };
+        let report = PairReport::of(pair, trace, replay::run_one(trace, &options, pair, &|_| ())?);
         ensure!(report.errors.total() == 0, "{:?} in replay", report.errors);
-        sum += report.ttft_seconds.mean;
-    }
-    Ok(sum / run.seeds as f64)
+        Ok(report.ttft_seconds.mean)
+    };
+    (1..=seeds).map(one).collect()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
 }
 
 /// 1 for the least value; equal values share the mean of their ranks.
@@ -152,7 +160,7 @@ impl Run {
         let how = ReadOptions { limit: Some(self.limit), speed: self.speed, ..ReadOptions::default() };
         let trace = Arc::new(shrink(replay::read_file(&self.trace, how)?));
         let shape = FleetShape::new(self.pods, self.pods, Some(self.rolesets)).context("too few pods")?;
-        ensure!(self.seeds > 0, "nothing to run");
+        ensure!(self.seeds > 1, "one run has no others");
         let mut engine = EngineModel::default();
         for text in ENGINE {
             engine.set(text)?;
@@ -169,6 +177,12 @@ impl Run {
             self.rolesets,
             pairs.len()
         );
+        let runs: Vec<Vec<f64>> =
+            pairs.iter().map(|pair| virtually(&trace, self.seeds, shape, &engine, *pair)).collect::<Result<_>>()?;
+        let virtual_: Vec<f64> = runs.iter().map(|runs| mean(runs)).collect();
+        let first: Vec<f64> = runs.iter().filter_map(|runs| runs.first().copied()).collect();
+        let others: Vec<f64> = runs.iter().filter_map(|runs| runs.get(1..)).map(mean).collect();
+        println!("one run of replay against the mean of its others: {:.3}", spearman(&first, &others));
         let mut real = Vec::new();
         for together in pairs.chunks(self.at_once.max(1)) {
             let mut running = Vec::new();
@@ -180,12 +194,9 @@ impl Run {
                 real.push(one.await??);
             }
         }
-        let mut virtual_ = Vec::new();
         println!("{:38} {:>16} {:>16}", "mean TTFT, seconds", "real time", "replay");
-        for (pair, real) in pairs.iter().zip(&real) {
-            let mean = virtually(&trace, self, shape, &engine, *pair)?;
-            virtual_.push(mean);
-            println!("{:38} {real:>16.4} {mean:>16.4}", format!("{}/{}", pair.0.name(), pair.1.name()));
+        for ((pair, real), replayed) in pairs.iter().zip(&real).zip(&virtual_) {
+            println!("{:38} {real:>16.4} {replayed:>16.4}", format!("{}/{}", pair.0.name(), pair.1.name()));
         }
         for (title, values) in [("real time", &real), ("replay", &virtual_)] {
             let mut order: Vec<(f64, String)> = values
