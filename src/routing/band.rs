@@ -3,15 +3,21 @@
 use std::sync::Arc;
 
 use super::eligibility::Candidate;
-use super::{BandUse, RequestFacts};
+use super::{BandUse, RequestFacts, Strategy};
 use crate::bands;
 use crate::fleet::Model;
 use crate::knobs::PdKnobs;
 
 /// Asks the live plan, once per request: a decision that is made again after a conflict must not see another plan.
-/// `None` with the feature off, for a prompt that was not counted, and where the plan holds no band.
-pub(super) fn look_up(model: &Model, request: &RequestFacts<'_>, knobs: &PdKnobs, seed: u64) -> Option<Arc<str>> {
-    if !bands::enabled(knobs) {
+/// `None` with another strategy, with the feature off, for a prompt that was not counted, and where the plan holds no band.
+pub(super) fn look_up(
+    model: &Model,
+    request: &RequestFacts<'_>,
+    strategy: Strategy,
+    knobs: &PdKnobs,
+    seed: u64,
+) -> Option<Arc<str>> {
+    if strategy != Strategy::Pd || !bands::enabled(knobs) {
         return None;
     }
     let profile = model.config.as_ref().and_then(|config| config.profile(request.profile));

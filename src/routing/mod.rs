@@ -320,7 +320,7 @@ pub fn select(
 ) -> Result<Decision, RoutingError> {
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
     let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
-    let band = band::look_up(model, request, knobs, context.seed);
+    let band = band::look_up(model, request, strategy, knobs, context.seed);
     let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
     cascade::decide(question, &pool, &matches)
 }
@@ -336,7 +336,7 @@ pub fn select_and_charge(
 ) -> Result<(Decision, Charges), RoutingError> {
     let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
     let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
-    let band = band::look_up(model, request, knobs, context.seed);
+    let band = band::look_up(model, request, strategy, knobs, context.seed);
     let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
     let decide = || cascade::decide(question, &pool, &matches);
     let mut conflicts = 0;

@@ -5,4 +5,5 @@ mod filters;
 pub(super) mod properties;
 mod reports;
 mod steps;
+mod stress;
 mod tokens;
