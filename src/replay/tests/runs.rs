@@ -173,6 +173,17 @@ fn each_roleset_needs_both_roles() {
 }
 
 #[test]
+fn bucket_serving_divides_the_lengths_among_the_rolesets() {
+    let engine = Arc::new(EngineModel::default());
+    let variables: &[(&str, &str)] = &[("AIBRIX_PROMPT_LENGTH_BUCKETING", "true"), ("AIBRIX_BUCKET_SERVE", "true")];
+    let served = outcome(&excerpt(), &configured((4, 4, 4), Arc::clone(&engine), variables), BALANCED);
+    assert!(served.courses.iter().all(|course| course.failure != Some(Failure::NotRouted)));
+    let plain = outcome(&excerpt(), &configured((4, 4, 4), engine, &variables[..1]), BALANCED);
+    let changed = served.courses.iter().zip(&plain.courses).filter(|(a, b)| a.ended != b.ended).count();
+    assert!(changed > 100, "{changed} of 500 took another course");
+}
+
+#[test]
 fn imbalance_is_the_fullest_pod_over_the_mean_one() {
     // One pod of four works all the time: the fullest has four times the mean.
     let options = options((4, 4, 4), engine(&["prefill_ms=100000", "step_ms=1000"]));
