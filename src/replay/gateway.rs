@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::ReplayError;
 use super::options::FleetShape;
+use crate::bands::{self, Keeper};
 use crate::clock::Tick;
 use crate::fleet::{self, Engine, Model, Pod, PodKey, PodSpec, Role, Snapshot};
 use crate::knobs::{Knobs, PdKnobs};
@@ -19,6 +20,8 @@ use crate::scrape::{Derived, Page, in_flight};
 const MODEL: &str = "replayed";
 /// How often offered prefixes are taken in, as in production.
 const PREFIX_BEAT: Duration = Duration::from_millis(5);
+/// How often bands are planned anew, as in production.
+const BANDS_BEAT: Duration = Duration::from_secs(1);
 /// Rates keep no samples that are closer together, so scrapes in between need not be made.
 const NEEDED_SPACING: Duration = Duration::from_millis(250);
 /// Rates keep no samples that are older.
@@ -53,6 +56,8 @@ pub(super) struct Gateway {
     scrape_interval: Duration,
     prefix: PrefixIndex,
     last_beat: Option<u64>,
+    bands: Keeper,
+    last_bands_beat: Option<u64>,
     seeds: Seeds,
     prefills: Vec<Scrape>,
     decodes: Vec<Scrape>,
@@ -113,6 +118,7 @@ impl Gateway {
             }
             list.push(scrape);
         }
+        let bands = Keeper::new(Arc::clone(&model.bands));
         Ok(Gateway {
             model,
             knobs,
@@ -120,6 +126,8 @@ impl Gateway {
             scrape_interval: process.scrape.interval.max(Duration::from_millis(1)),
             prefix: PrefixIndex::new(&process.prefix),
             last_beat: None,
+            bands,
+            last_bands_beat: None,
             seeds: Seeds::new(seed),
             prefills,
             decodes,
@@ -162,15 +170,25 @@ impl Gateway {
             self.last_beat = Some(beat);
             while self.prefix.drain(now).more {}
         }
+        let bands_beat = now.0 / BANDS_BEAT.as_nanos() as u64;
+        if self.last_bands_beat != Some(bands_beat) {
+            self.last_bands_beat = Some(bands_beat);
+            self.bands.refresh(&self.model, &self.knobs, now);
+        }
         let context =
             Context { now, seed: self.seeds.next(), max_metric_age: self.max_metric_age, prefix: &self.prefix };
         let (decision, charges) = routing::select_and_charge(&self.model, facts, Strategy::Pd, &self.knobs, context)?;
-        if let (routing::Target::Pair { prefill, .. }, false) = (&decision.target, hashes.is_empty()) {
-            self.prefix.offer(PrefixUpdate {
-                model: Arc::clone(&self.model.name),
-                hashes: Arc::clone(hashes),
-                pod: Arc::clone(&prefill.state),
-            });
+        if let routing::Target::Pair { prefill, .. } = &decision.target {
+            if let Some(tokens) = facts.length.tokens().filter(|_| bands::enabled(&self.knobs)) {
+                self.model.bands.observe(tokens);
+            }
+            if !hashes.is_empty() {
+                self.prefix.offer(PrefixUpdate {
+                    model: Arc::clone(&self.model.name),
+                    hashes: Arc::clone(hashes),
+                    pod: Arc::clone(&prefill.state),
+                });
+            }
         }
         Ok((decision, charges))
     }
