@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::ReplayError;
 use super::options::FleetShape;
-use crate::bands::{self, Keepers};
+use crate::bands::{self, Keeper};
 use crate::clock::Tick;
 use crate::fleet::{self, Engine, Model, Pod, PodKey, PodSpec, Role, Snapshot};
 use crate::knobs::{Knobs, PdKnobs};
@@ -20,7 +20,7 @@ use crate::scrape::{Derived, Page, in_flight};
 const MODEL: &str = "replayed";
 /// How often offered prefixes are taken in, as in production.
 const PREFIX_BEAT: Duration = Duration::from_millis(5);
-/// How often lengths become plans for bucket serving, as in production.
+/// How often bands are planned anew, as in production.
 const BANDS_BEAT: Duration = Duration::from_secs(1);
 /// Rates keep no samples that are closer together, so scrapes in between need not be made.
 const NEEDED_SPACING: Duration = Duration::from_millis(250);
@@ -50,15 +50,14 @@ struct Scrape {
 /// A gateway replica.
 #[derive(Debug)]
 pub(super) struct Gateway {
-    snapshot: Snapshot,
     model: Arc<Model>,
     knobs: PdKnobs,
     max_metric_age: Duration,
     scrape_interval: Duration,
     prefix: PrefixIndex,
     last_beat: Option<u64>,
-    keepers: Keepers,
-    last_bands: Option<u64>,
+    bands: Keeper,
+    last_bands_beat: Option<u64>,
     seeds: Seeds,
     prefills: Vec<Scrape>,
     decodes: Vec<Scrape>,
@@ -119,16 +118,16 @@ impl Gateway {
             }
             list.push(scrape);
         }
+        let bands = Keeper::new(Arc::clone(&model.bands));
         Ok(Gateway {
-            snapshot,
             model,
             knobs,
             max_metric_age: process.scrape.max_age,
             scrape_interval: process.scrape.interval.max(Duration::from_millis(1)),
             prefix: PrefixIndex::new(&process.prefix),
             last_beat: None,
-            keepers: Keepers::default(),
-            last_bands: None,
+            bands,
+            last_bands_beat: None,
             seeds: Seeds::new(seed),
             prefills,
             decodes,
@@ -159,27 +158,23 @@ impl Gateway {
         }
     }
 
-    /// Does what background tasks have done by now. A beat in which no request comes changes nothing for the next one.
-    fn catch_up(&mut self, now: Tick) {
-        let beat = |period: Duration| Some(now.0 / period.as_nanos() as u64);
-        if self.last_beat != beat(PREFIX_BEAT) {
-            self.last_beat = beat(PREFIX_BEAT);
-            while self.prefix.drain(now).more {}
-        }
-        if self.last_bands != beat(BANDS_BEAT) {
-            self.last_bands = beat(BANDS_BEAT);
-            self.keepers.refresh(&self.snapshot, &self.knobs, now);
-        }
-    }
-
-    /// Selects and charges, and notes length and prefix: what the gateway does with a request of its own.
+    /// Selects and charges, and notes the prefix: what the gateway does with a request of its own.
     pub(super) fn route(
         &mut self,
         now: Tick,
         facts: &RequestFacts<'_>,
         hashes: &Arc<[u64]>,
     ) -> Result<(Decision, Charges), RoutingError> {
-        self.catch_up(now);
+        let beat = now.0 / PREFIX_BEAT.as_nanos() as u64;
+        if self.last_beat != Some(beat) {
+            self.last_beat = Some(beat);
+            while self.prefix.drain(now).more {}
+        }
+        let bands_beat = now.0 / BANDS_BEAT.as_nanos() as u64;
+        if self.last_bands_beat != Some(bands_beat) {
+            self.last_bands_beat = Some(bands_beat);
+            self.bands.refresh(&self.model, &self.knobs, now);
+        }
         let context =
             Context { now, seed: self.seeds.next(), max_metric_age: self.max_metric_age, prefix: &self.prefix };
         let (decision, charges) = routing::select_and_charge(&self.model, facts, Strategy::Pd, &self.knobs, context)?;
