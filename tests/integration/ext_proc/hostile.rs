@@ -123,13 +123,12 @@ async fn r77_control_headers_in_every_form() {
         assert_eq!(outcome(&client, chat_head().raw(name, b"pd").value(name, "pd")).await, pd, "{name} twice");
         let (status, message) = outcome(&client, chat_head().raw(name, &[b'p'; 8192])).await.unwrap_err();
         assert!(status == 400 && message.len() < 200, "{status} {message}");
-        // What is no text is no strategy.
-        assert_eq!(outcome(&client, chat_head().raw(name, b"\xff\xff")).await, Ok(None));
+        // What is no text is no strategy, and does not silently become the default.
+        assert_eq!(outcome(&client, chat_head().raw(name, b"\xff\xff")).await.unwrap_err().0, 400);
     }
     // None of the others may disturb the request, whatever is in it.
     let others = [
         "Config-Profile",
-        "External-Filter",
         "X-Session-Id",
         "x-aibrix-session-key",
         "Traceparent",
@@ -148,6 +147,15 @@ async fn r77_control_headers_in_every_form() {
             assert_eq!(outcome(&client, head().raw(name, value).raw(name, b"second")).await, pd, "{name} twice");
         }
         assert_eq!(outcome(&client, head().value(name, "plain")).await, pd, "{name} in value");
+    }
+    // A filter that cannot be read is an error, one that nobody satisfies names itself, an empty one is none.
+    let filtered = |value: &[u8]| Head::post(CHAT).raw("routing-strategy", b"pd").raw("External-Filter", value);
+    for (value, expected) in [(&b"\xff\xfe\x80"[..], 400), (&long, 400), (b"a b", 400), (b"plain", 503)] {
+        let (status, message) = outcome(&client, filtered(value)).await.unwrap_err();
+        assert!(status == expected && message.len() < 400, "{status} {message}");
+    }
+    for value in [&b""[..], b"role-name in (prefill, decode)"] {
+        assert_eq!(outcome(&client, filtered(value)).await, pd);
     }
     // What the engine thinks of a content type is the engine's business.
     for value in [&b"\xff"[..], &long, b"text/plain"] {
