@@ -134,7 +134,11 @@ fn policies(criterion: &mut Criterion) {
         let _charged: Vec<TokenCharge> = model
             .pods
             .iter()
-            .map(|pod| TokenCharge::decode(&pod.state, u64::from(pod.state.slot % 13) * 100, Tick(1), Duration::ZERO))
+            .map(|pod| {
+                let tokens = u64::from(1 + pod.state.slot % 13) * 100;
+                let charge = if pod.spec.role == Role::Prefill { TokenCharge::prefill } else { TokenCharge::decode };
+                charge(&pod.state, tokens, Tick(1), Duration::ZERO)
+            })
             .collect();
         let mut group = criterion.benchmark_group(fleet);
         for prefill_policy in PrefillPolicy::ALL {

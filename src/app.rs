@@ -21,7 +21,6 @@ use crate::ext_proc::Processor;
 use crate::fleet::{Engine, Fleet};
 use crate::front;
 use crate::knobs::{Knobs, PdKnobs, Report};
-use crate::load::SweepReason;
 use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
 use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
@@ -41,6 +40,8 @@ const PREFIX_BEAT: Duration = Duration::from_millis(5);
 const BANDS_BEAT: Duration = Duration::from_secs(1);
 /// How often the janitor looks for token charges whose time is over. (The reference looks once a minute.)
 const JANITOR_BEAT: Duration = Duration::from_secs(1);
+/// How many of these beats pass between two looks at the session table.
+const SESSION_BEATS: u64 = 60;
 /// How long streams that were opened before the listener closed have to send their request.
 const LAST_HEADS: Duration = Duration::from_secs(1);
 /// How long tasks may take to end after they have been cut.
@@ -347,6 +348,7 @@ async fn keep_bands(fleet: Arc<Fleet>, knobs: Arc<PdKnobs>, clock: Clock, stop: 
 
 /// The janitor of the token ledgers. A force-release means that a release was lost, which should not happen.
 async fn sweep_token_charges(world: Arc<World>, clock: Clock, stop: CancellationToken) {
+    let mut beats = 0u64;
     let mut beat = tokio::time::interval(JANITOR_BEAT);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -354,19 +356,11 @@ async fn sweep_token_charges(world: Arc<World>, clock: Clock, stop: Cancellation
             _ = beat.tick() => {}
             () = stop.cancelled() => return,
         }
-        for swept in world.ledger.sweep(clock.now()) {
-            let side = if swept.decode { "decode" } else { "prefill" };
-            let (request_id, pod, tokens, age_s) = (swept.request_id, swept.pod, swept.tokens, swept.age.as_secs());
-            match swept.reason {
-                SweepReason::Expired => {
-                    world.metrics.token_charge_forced(side);
-                    tracing::warn!(request_id, pod, side, tokens, age_s, "token charge force-released after its TTL");
-                }
-                SweepReason::LeaseEnded => {
-                    tracing::debug!(request_id, pod, tokens, age_s, "the lease of stranded KV blocks is over");
-                }
-            }
+        beats += 1;
+        if beats % SESSION_BEATS == 0 {
+            world.sessions.sweep(clock.now());
         }
+        world.sweep_token_charges(clock.now());
     }
 }
 

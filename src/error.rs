@@ -291,7 +291,7 @@ impl ApiError {
     #[must_use]
     pub fn with_header(mut self, name: &'static str, value: &str) -> ApiError {
         let clean: Vec<u8> =
-            value.bytes().take(256).map(|b| if (0x20..0x7f).contains(&b) { b } else { b'?' }).collect();
+            value.bytes().take(1024).map(|b| if (0x20..0x7f).contains(&b) { b } else { b'?' }).collect();
         if let Ok(value) = HeaderValue::from_bytes(&clean) {
             self.extra.push((HeaderName::from_static(name), value));
         }
@@ -360,10 +360,10 @@ mod tests {
 
     #[test]
     fn header_values_from_clients_are_made_harmless() {
-        let long = "é\r\nset-cookie: x".to_owned() + &"y".repeat(1000);
+        let long = "é\r\nset-cookie: x".to_owned() + &"y".repeat(2000);
         let error = ApiError::new(Reason::ModelUnknown, "m").with_header("x-error-no-model-backends", &long);
         let value = error.headers()["x-error-no-model-backends"].clone();
-        assert_eq!(value.len(), 256);
+        assert_eq!(value.len(), 1024);
         assert!(value.as_bytes().starts_with(b"????set-cookie"));
     }
 

@@ -158,12 +158,18 @@ fn tick(seconds: u64) -> Tick {
 
 const TTL: Duration = Duration::from_secs(1);
 
+fn prefill(load: &TokenLoad) -> Claim {
+    let claim = Claim::new(false, 5, tick(1), TTL);
+    claim.charge(load);
+    claim
+}
+
 /// The request ends its prefill, and is over, while the janitor finds it too old.
 #[test]
 fn request_and_janitor_take_each_part_back_once() {
     loom::model(|| {
         let load = Arc::new(TokenLoad::default());
-        let claim = Arc::new(Claim::prefill(&load, 5, tick(1), TTL));
+        let claim = Arc::new(prefill(&load));
         let janitor = thread::spawn({
             let (load, claim) = (Arc::clone(&load), Arc::clone(&claim));
             move || claim.sweep(&load, tick(9)).is_some()
@@ -180,7 +186,7 @@ fn request_and_janitor_take_each_part_back_once() {
 fn stranding_beside_the_janitor_leaves_nothing_behind() {
     loom::model(|| {
         let load = Arc::new(TokenLoad::default());
-        let claim = Arc::new(Claim::prefill(&load, 5, tick(1), TTL));
+        let claim = Arc::new(prefill(&load));
         let janitor = thread::spawn({
             let (load, claim) = (Arc::clone(&load), Arc::clone(&claim));
             move || claim.sweep(&load, tick(9))
@@ -205,7 +211,8 @@ fn ages_are_never_torn() {
         let writer = thread::spawn({
             let load = Arc::clone(&load);
             move || {
-                let claim = Claim::decode(&load, 7, tick(1), TTL);
+                let claim = Claim::new(true, 7, tick(1), TTL);
+                claim.charge(&load);
                 claim.release_unless_stranded(&load);
             }
         });

@@ -93,16 +93,21 @@ fn show_considered(one: &Considered, names: &Names) -> Value {
         "score": one.score,
         "requests": one.count,
         "metrics_age_ms": one.metrics_age.map(|age| age.as_secs_f64() * 1000.0),
+        "ledger_age_ms": one.ledger_age.map(|age| age.as_secs_f64() * 1000.0),
     });
     let terms = match one.terms {
-        Terms::Prefill { match_pct, active_tokens, kv_tokens } => {
-            json!({"prefix_match_pct": match_pct, "active_tokens": active_tokens, "kv_tokens": kv_tokens})
-        }
-        Terms::Decode { throughput, drain, free_pct, tokens, cold_start } => json!({
+        Terms::Prefill { match_pct, active_tokens, kv_tokens, mean_prefill_seconds } => json!({
+            "prefix_match_pct": match_pct,
+            "active_tokens": active_tokens,
+            "kv_tokens": kv_tokens,
+            "mean_prefill_seconds": mean_prefill_seconds,
+        }),
+        Terms::Decode { throughput, drain, free_pct, tokens, generated, cold_start } => json!({
             "tokens_per_second": throughput,
             "drain_per_second": drain,
             "free_kv_pct": free_pct,
             "charged_tokens": tokens,
+            "generated_tokens": generated,
             "cold_start": cold_start,
         }),
     };

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 pub use ready::Readiness;
 
 use crate::clock::{Clock, Tick};
-use crate::fleet::{Fleet, Snapshot};
+use crate::fleet::{Fleet, Role, Snapshot};
 use crate::knobs::Report;
 use crate::load::TokenLoad;
 use crate::routing::Journal;
@@ -100,13 +100,20 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
             prefills: load.prefills,
             running: load.running,
             pending: load.pending,
-            tokens: token_gauge(&pod.state.load.tokens, now),
+            tokens: token_gauge(pod.spec.role, &pod.state.load.tokens, now),
             metrics_age: pod.state.signals.load().at.map(|at| now.since(at)),
         }
     });
     FleetGauges {
         snapshot_version: snapshot.version,
         pods: pods.collect(),
+        rolesets: models
+            .clone()
+            .flat_map(|model| {
+                model.rolesets.iter().map(|set| &set.name).chain(model.partial.iter().map(|set| &set.name))
+            })
+            .cloned()
+            .collect(),
         models: models
             .map(|model| ModelGauge {
                 name: Arc::clone(&model.name),
@@ -120,10 +127,16 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
 /// A pod without any charge for this long has no token series.
 const TOKEN_SERIES_LINGER: Duration = Duration::from_mins(1);
 
-fn token_gauge(load: &TokenLoad, now: Tick) -> Option<TokenGauge> {
+fn token_gauge(role: Role, load: &TokenLoad, now: Tick) -> Option<TokenGauge> {
     let (view, touched) = (load.view(), load.touched()?);
     let shown = !view.is_zero() || now.since(touched) <= TOKEN_SERIES_LINGER;
-    shown.then_some(TokenGauge { active: view.active, kv: view.kv, stranded: view.stranded, decode: view.decode })
+    match role {
+        Role::Prefill if shown => {
+            Some(TokenGauge::Prefill { active: view.active, kv: view.kv, stranded: view.stranded })
+        }
+        Role::Decode if shown => Some(TokenGauge::Decode(view.decode)),
+        _ => None,
+    }
 }
 
 /// The process is alive; whether it wants traffic is [`ready::readyz`]'s business.

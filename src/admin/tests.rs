@@ -232,6 +232,7 @@ async fn decisions_are_shown_with_their_numbers() {
     let considered = |slot, terms| Considered {
         slot,
         fate: Fate::Scored,
+        ledger_age: None,
         score: Some(0.5),
         count: 2.0,
         metrics_age: Some(Duration::from_millis(20)),
@@ -239,7 +240,7 @@ async fn decisions_are_shown_with_their_numbers() {
     };
     let snapshot = state.fleet.load();
     let model = snapshot.model("llama").unwrap();
-    let prefill = Terms::Prefill { match_pct: 40, active_tokens: 7, kv_tokens: 9 };
+    let prefill = Terms::Prefill { match_pct: 40, active_tokens: 7, kv_tokens: 9, mean_prefill_seconds: None };
     let decision = Decision {
         target: Target::Pair { prefill: Arc::clone(&model.pods[0]), decode: Arc::clone(&model.pods[1]) },
         strategy: crate::routing::Strategy::Pd,

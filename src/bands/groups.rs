@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::plan::Group;
-use crate::fleet::{Model, Pod, Roleset};
+use crate::fleet::{Model, Pod, Profile, Roleset};
 use crate::knobs::{BucketServeMode, PdKnobs};
 
 /// Profiles of a model that get plans (reference section 4.13).
@@ -23,7 +23,8 @@ pub fn enabled(knobs: &PdKnobs) -> bool {
     knobs.prompt_length_bucketing && knobs.bucket_serve
 }
 
-/// The profiles of a model that have bucketing and bucket serving on, ordered by name, at most [`MAX_PROFILES`].
+/// The profiles of a model that have bucketing and bucket serving on, the default one first and the others by name, at most
+/// [`MAX_PROFILES`].
 /// `gateway` are the knobs of requests to which no profile applies.
 pub(super) fn questions(model: &Model, gateway: &PdKnobs) -> Vec<Question> {
     let config = model.config.as_deref();
@@ -31,6 +32,11 @@ pub(super) fn questions(model: &Model, gateway: &PdKnobs) -> Vec<Question> {
     let without = config.is_none_or(|config| config.profile(None).is_none()) && enabled(gateway);
     let named =
         config.into_iter().flat_map(|config| config.profiles.values()).filter(|profile| enabled(&profile.knobs));
+    // Most requests name none: should there be too many profiles, the default one is not left out.
+    let default = config.and_then(|config| config.profile(None));
+    let is_default = |profile: &&Arc<Profile>| default.is_some_and(|default| Arc::ptr_eq(default, profile));
+    let (first, others): (Vec<_>, Vec<_>) = named.partition(is_default);
+    let named = first.into_iter().chain(others);
     let named = named.map(|profile| (Some(Arc::clone(&profile.name)), profile.knobs.bucket_serve_mode));
     let without = without.then_some((None, gateway.bucket_serve_mode));
     without

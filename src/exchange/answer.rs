@@ -45,6 +45,16 @@ impl Answer {
         self.watch.feed(data);
     }
 
+    /// The engine has generated something: more than a role and an error, or usage of it.
+    pub fn has_content(&self) -> bool {
+        /// Events that a stream can hold without a token: the role of the message, and an error.
+        const EMPTY_EVENTS: u64 = 2;
+        match self.kind {
+            AnswerKind::Stream => self.watch.progress() > EMPTY_EVENTS || self.watch.usage().is_some(),
+            AnswerKind::Whole | AnswerKind::Opaque => self.bytes > 0,
+        }
+    }
+
     /// The client has all that it waits for, whether or not the transport has said so.
     pub fn complete(&self) -> bool {
         match self.kind {

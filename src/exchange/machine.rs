@@ -19,7 +19,7 @@ use crate::engines::vllm::Handoff;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Fleet, Model, Pod};
 use crate::knobs::{Knobs, KvConnector};
-use crate::load::{Ledger, RateCharge, Sessions};
+use crate::load::{Ledger, RateCharge, Sessions, SweepReason};
 use crate::prefix::PrefixIndex;
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::{Charges, Journal};
@@ -73,6 +73,26 @@ impl World {
 
 /// Asks for a summary of the decision (request), and is it (answer).
 const EXPLAIN: &str = "x-tandem-explain";
+
+impl World {
+    /// The janitor's round over the token charges. A force-release means that a release was lost, which should not
+    /// happen: it is logged and counted.
+    pub fn sweep_token_charges(&self, now: Tick) {
+        for swept in self.ledger.sweep(now) {
+            let side = if swept.decode { "decode" } else { "prefill" };
+            let (request_id, pod, tokens, age_s) = (swept.request_id, swept.pod, swept.tokens, swept.age.as_secs());
+            match swept.reason {
+                SweepReason::Expired => {
+                    self.metrics.token_charge_forced(side);
+                    tracing::warn!(request_id, pod, side, tokens, age_s, "token charge force-released after its TTL");
+                }
+                SweepReason::LeaseEnded => {
+                    tracing::debug!(request_id, pod, tokens, age_s, "the lease of stranded KV blocks is over");
+                }
+            }
+        }
+    }
+}
 
 enum State {
     AwaitHead,
@@ -132,6 +152,8 @@ pub struct Exchange {
     /// The peer was asked to wait longer for the reply to the body.
     extended: bool,
     prefill_host: Option<Arc<str>>,
+    /// The answer has brought content: its pod had the KV blocks.
+    content: bool,
     /// Summary of the decision, for a client that asked and may.
     explanation: Option<String>,
     record: RequestRecord,
@@ -166,6 +188,7 @@ impl Exchange {
             answer_headers: HeaderMap::new(),
             extended: false,
             prefill_host: None,
+            content: false,
             explanation: None,
             record: RequestRecord {
                 timings: Timings { received: now, ..Timings::default() },
@@ -239,7 +262,8 @@ impl Exchange {
                 let text = "the decode pod did not answer";
                 self.refuse(now, ApiError::new(Reason::DecodeFailed, text), effects)
             }
-            (State::Answering(_), Event::DecodeFailed { detail }) => {
+            (State::Answering(answer), Event::DecodeFailed { detail }) => {
+                self.content = answer.has_content();
                 tracing::warn!(request_id = self.record.request_id, detail, "decode leg broke during the answer");
                 effects.push(Effect::Cut);
                 self.end(now, Outcome::AnswerCut, effects)
@@ -259,6 +283,7 @@ impl Exchange {
     }
 
     fn end_answer(&mut self, now: Tick, answer: Answer, effects: &mut Vec<Effect>) -> State {
+        self.content = answer.has_content();
         let outcome = answer.finish(&mut self.record);
         self.end(now, outcome, effects)
     }
@@ -344,11 +369,18 @@ impl Exchange {
         self.refuse(now, ApiError::new(Reason::Internal, text), effects)
     }
 
-    /// The prefill pod holds KV blocks that its decode pod will not fetch: it never took the request. A 4xx is the
-    /// engine's own word, and an engine that refuses a request frees its blocks.
+    /// The prefill pod holds KV blocks that no decode pod will fetch. That is so when the hand-off was of no use, when
+    /// the decode pod was not reached, and when it failed before any content. A refusal in the engine's own words (400,
+    /// 404, 422) is none of these: an engine that refuses a request has its blocks freed.
     fn blocks_left_behind(&self, outcome: Outcome) -> bool {
-        self.record.handoff == Handoff::Relayed.label()
-            && matches!(outcome, Outcome::EngineStatus(500..) | Outcome::Failed(_))
+        let relayed = self.record.handoff == Handoff::Relayed.label();
+        let unanswered = match outcome {
+            Outcome::EngineStatus(status) => status >= 400 && ![400, 404, 422].contains(&status),
+            Outcome::Failed(_) => self.record.timings.answer_head.is_none(),
+            Outcome::EngineErrorEvent | Outcome::AnswerCut => !self.content,
+            Outcome::Success | Outcome::ClientGone | Outcome::Shutdown => false,
+        };
+        self.record.handoff == Handoff::Unusable.label() || relayed && unanswered
     }
 
     fn end(&mut self, now: Tick, outcome: Outcome, effects: &mut Vec<Effect>) -> State {
@@ -359,11 +391,20 @@ impl Exchange {
                 charges.decode.complete();
             }
             if self.blocks_left_behind(outcome) {
-                charges.tokens.strand(now.plus(self.world.knobs.pd.kv_lease));
+                // The lease began when the prefill ended.
+                let prefilled = self.record.timings.prefill_end.unwrap_or(now);
+                charges.tokens.strand(prefilled.plus(self.world.knobs.pd.kv_lease), now);
+            } else {
+                charges.tokens.finish(now);
             }
         }
-        // Not served: its place is free for another one.
-        self.rate = None;
+        // Not served: its place is free for another one. A client that leaves while a pod works for it has used its place,
+        // or hanging up would get around the limit.
+        if let Some(rate) =
+            self.rate.take().filter(|_| outcome == Outcome::ClientGone && self.record.timings.prefill_start.is_some())
+        {
+            rate.keep();
+        }
         self.in_flight = None;
         self.reservation = Reservation::empty(&self.world.buffered);
         self.received = Vec::new();

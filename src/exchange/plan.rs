@@ -124,6 +124,8 @@ fn splittable(body: &ParsedBody) -> Splittable {
 pub fn check_engine(model: &Model, filter: Option<&Selector>) -> Result<(), ApiError> {
     let (engine, mixed) = match filter {
         None => (model.engine, model.engines_mixed),
+        // All pods run one engine, so those that pass do.
+        Some(_) if !model.engines_mixed => (model.engine, false),
         Some(filter) => {
             let pods = model.routable.iter().filter(|pod| filter.matches(&pod.spec.labels));
             let mut engines = pods.map(|pod| (pod.spec.engine, pod.spec.engine_label()));

@@ -121,7 +121,7 @@ fn parse(text: &str, base: &PdKnobs, warnings: &mut Vec<String>) -> Result<Model
         return Err(ProfileError("not a JSON object".to_owned()));
     };
     let locked_strategy = name_field(&root, "lockedRoutingStrategy", "", warnings);
-    check_strategy(locked_strategy.as_deref(), "lockedRoutingStrategy", warnings);
+    check_lock(locked_strategy.as_deref(), warnings);
     let default_profile = name_field(&root, "defaultProfile", "", warnings);
     let mut profiles = BTreeMap::new();
     match root.get("profiles") {
@@ -155,7 +155,7 @@ fn parse_profile(name: &str, entry: &Value, base: &PdKnobs, warnings: &mut Vec<S
     };
     let place = format!("profile {name:?}: ");
     let routing_strategy = name_field(entry, "routingStrategy", &place, warnings);
-    check_strategy(routing_strategy.as_deref(), &format!("{place}routingStrategy"), warnings);
+    let routing_strategy = usable_strategy(routing_strategy, &place, warnings);
     for field in LATER_IN_PROFILE.iter().filter(|field| entry.contains_key(**field)) {
         warnings.push(format!("{place}{field} is not built yet; it has no effect"));
     }
@@ -198,14 +198,25 @@ fn rate_limit(entry: &Map<String, Value>, place: &str, warnings: &mut Vec<String
     per_replica.map(RateLimit::PerReplica).or(whole.map(RateLimit::Model))
 }
 
-/// A strategy that does not exist stays in force, as in the reference: its requests are refused.
-fn check_strategy(strategy: Option<&str>, field: &str, warnings: &mut Vec<String>) {
-    if let Some(name) = strategy
-        && let Err(error) = parse_strategy(name)
-    {
-        let name: String = name.chars().take(60).collect();
-        warnings.push(format!("{field} is {name:?} ({error}): requests that it applies to get 400"));
+/// A lock to a strategy that does not exist stays in force, and its requests are refused: to ignore it would open what
+/// somebody meant to close.
+fn check_lock(strategy: Option<&str>, warnings: &mut Vec<String>) {
+    if let Some(error) = strategy.and_then(|name| parse_strategy(name).err()) {
+        let name = shown_name(strategy);
+        warnings.push(format!("lockedRoutingStrategy is {name:?} ({error}): requests that it applies to get 400"));
     }
+}
+
+/// A profile's strategy that does not exist is ignored (user report R92), so that a slip of the pen is no outage.
+fn usable_strategy(strategy: Option<Arc<str>>, place: &str, warnings: &mut Vec<String>) -> Option<Arc<str>> {
+    let Some(error) = strategy.as_deref().and_then(|name| parse_strategy(name).err()) else { return strategy };
+    let name = shown_name(strategy.as_deref());
+    warnings.push(format!("{place}routingStrategy is {name:?} ({error}); it is ignored"));
+    None
+}
+
+fn shown_name(name: Option<&str>) -> String {
+    name.unwrap_or_default().chars().take(60).collect()
 }
 
 /// A non-empty text field; a value of another type is dropped with a warning.

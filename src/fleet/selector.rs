@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Longest selector, bytes.
 pub const MAX_SELECTOR_BYTES: usize = 4096;
 /// Most requirements of one selector.
-pub const MAX_SELECTOR_REQUIREMENTS: usize = 32;
+pub const MAX_SELECTOR_REQUIREMENTS: usize = 8;
 /// Most values of one selector, over all its sets.
 const MAX_VALUES: usize = 128;
 /// Longest name part of a key, and longest value, characters.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::BucketServeMode;
+use super::{BucketServeMode, DecodePolicy, PrefillPolicy};
 
 /// What was expected instead.
 pub(super) type Expected = &'static str;
@@ -46,9 +46,25 @@ pub(super) fn positive_tokens(text: &str) -> Result<u64, Expected> {
     positive_integer(text).and_then(|tokens| if tokens <= MAX_TOKENS { Ok(tokens) } else { Err("fewer tokens") })
 }
 
+/// A number of sessions that fits a gigabyte.
+pub(super) fn sessions(text: &str) -> Result<usize, Expected> {
+    positive_size(text).ok().filter(|sessions| *sessions <= 1 << 27).ok_or("a whole number from 1 to 134217728")
+}
+
 /// A number from 0 to 1, both included.
 pub(super) fn share(text: &str) -> Result<f64, Expected> {
     text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or("a number from 0 to 1")
+}
+
+/// A prefill policy, in any case, as profiles spell it.
+pub(super) fn prefill_policy(text: &str) -> Result<PrefillPolicy, Expected> {
+    PrefillPolicy::parse(&text.to_ascii_lowercase())
+        .ok_or("one of prefix_cache, least_request, conductor, token_load, hybrid_cache_load")
+}
+
+/// The same for decode.
+pub(super) fn decode_policy(text: &str) -> Result<DecodePolicy, Expected> {
+    DecodePolicy::parse(&text.to_ascii_lowercase()).ok_or("one of load_balancing, least_request, conductor, token_load")
 }
 
 /// The unit of adaptive bucket serving, in any case.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
-    DecodePolicy, Drain, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefillPolicy, PrefixKnobs,
-    ScrapeKnobs, Secret, Tokenizer, inert, otel, parse_strategy, settings,
+    Drain, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs, Secret, Tokenizer,
+    inert, otel, parse_strategy, settings,
 };
 
 /// What an ext_proc message holds beside the body: field headers, attributes, metadata.
@@ -203,8 +203,7 @@ impl Knobs {
         let log = read_log(&mut reader);
         let mut refusals = Vec::new();
         let pd = Arc::new(read_pd(&mut reader, &mut refusals));
-        let max_sessions =
-            reader.value("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", 100_000, parse::positive_size, usize::to_string);
+        let max_sessions = reader.value("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", 100_000, parse::sessions, usize::to_string);
         let explain = reader.value("TANDEM_EXPLAIN", false, parse::boolean, bool::to_string);
         let limits = read_limits(&mut reader);
         let drain = Drain {
@@ -281,15 +280,17 @@ fn read_pd(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> PdKnobs {
             parse::seconds,
             secs,
         ),
-        prefill_policy: reader.choice(
+        prefill_policy: reader.value(
             "AIBRIX_PREFILL_SCORE_POLICY",
             default.prefill_policy,
-            &PrefillPolicy::ALL.map(|policy| (policy.name(), policy)),
+            parse::prefill_policy,
+            |policy| policy.name().to_owned(),
         ),
-        decode_policy: reader.choice(
+        decode_policy: reader.value(
             "AIBRIX_DECODE_SCORE_POLICY",
             default.decode_policy,
-            &DecodePolicy::ALL.map(|policy| (policy.name(), policy)),
+            parse::decode_policy,
+            |policy| policy.name().to_owned(),
         ),
         prefill_imbalance_min_spread: reader.value(
             "AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD",

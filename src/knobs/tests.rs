@@ -111,7 +111,7 @@ fn good_values_are_taken() {
 #[test]
 fn r92_bad_values_keep_the_default() {
     let table = [
-        ("AIBRIX_PREFILL_SCORE_POLICY", "Prefix_Cache"),
+        ("AIBRIX_PREFILL_SCORE_POLICY", "Prefix-Cache"),
         ("AIBRIX_PREFILL_SCORE_POLICY", "load_balancing"),
         ("AIBRIX_DECODE_SCORE_POLICY", "prefix_cache"),
         ("AIBRIX_DECODE_SCORE_POLICY", "hybrid_cache_load"),
@@ -126,6 +126,8 @@ fn r92_bad_values_keep_the_default() {
         ("AIBRIX_TOKEN_LOAD_TTL_SECONDS", "1h"),
         ("AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS", "-1"),
         ("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", "0"),
+        ("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", "134217729"),
+        ("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", "18446744073709551615"),
         ("AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH", "no"),
         ("AIBRIX_HYBRID_CACHE_LOAD_FACTOR", "1.01"),
         ("AIBRIX_HYBRID_CACHE_LOAD_FACTOR", "NaN"),
@@ -176,7 +178,7 @@ fn r92_bad_values_keep_the_default() {
 #[test]
 fn every_policy_can_be_named() {
     for policy in PrefillPolicy::ALL {
-        let (knobs, report) = read(&[("AIBRIX_PREFILL_SCORE_POLICY", policy.name())]);
+        let (knobs, report) = read(&[("AIBRIX_PREFILL_SCORE_POLICY", &policy.name().to_uppercase())]);
         assert_eq!((knobs.pd.prefill_policy, report.config_errors), (policy, 0));
     }
     for policy in DecodePolicy::ALL {

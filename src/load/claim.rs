@@ -104,31 +104,31 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Charges `tokens` on the prefill side: active, and resident.
-    pub(super) fn prefill(load: &TokenLoad, tokens: u64, now: Tick, ttl: Duration) -> Claim {
-        load.active.fetch_add(tokens, Ordering::AcqRel);
-        load.kv.fetch_add(tokens, Ordering::AcqRel);
-        Claim::open(load, tokens, ACTIVE | KV, now, ttl)
-    }
-
-    /// Charges `tokens` on the decode side.
-    pub(super) fn decode(load: &TokenLoad, tokens: u64, now: Tick, ttl: Duration) -> Claim {
-        load.decode.fetch_add(tokens, Ordering::AcqRel);
-        load.starts.add(now);
-        Claim::open(load, tokens, DECODE, now, ttl)
-    }
-
-    fn open(load: &TokenLoad, tokens: u64, parts: u8, now: Tick, ttl: Duration) -> Claim {
-        load.touch(now);
+    /// A claim of `tokens` on the decode or the prefill side, of which nothing is charged yet.
+    pub(super) fn new(decode: bool, tokens: u64, now: Tick, ttl: Duration) -> Claim {
         Claim {
             tokens,
-            decode: parts == DECODE,
+            decode,
             charged_at: now,
             ttl,
-            held: AtomicU8::new(parts),
+            held: AtomicU8::new(0),
             alive_at: AtomicU64::new(now.0),
             lease_ends: AtomicU64::new(0),
         }
+    }
+
+    /// Charges it: on the prefill side as active and resident, on the decode side as outstanding. To be called once,
+    /// before the claim is shared.
+    pub(super) fn charge(&self, load: &TokenLoad) {
+        if self.decode {
+            load.decode.fetch_add(self.tokens, Ordering::AcqRel);
+            load.starts.add(self.charged_at);
+        } else {
+            load.active.fetch_add(self.tokens, Ordering::AcqRel);
+            load.kv.fetch_add(self.tokens, Ordering::AcqRel);
+        }
+        load.touch(self.charged_at);
+        self.held.store(if self.decode { DECODE } else { ACTIVE | KV }, Ordering::Release);
     }
 
     /// Takes these parts back, as far as they are still charged; true when one was.

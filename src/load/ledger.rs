@@ -38,13 +38,22 @@ impl TokenCharges {
         }
     }
 
-    /// The request is over, its decode pod did not take the KV blocks: they stay charged until `until`.
-    pub fn strand(mut self, until: Tick) {
-        if self.watch.is_some()
+    /// The request is over.
+    pub fn finish(mut self, now: Tick) {
+        for charge in [self.prefill.take(), self.decode.take()].into_iter().flatten() {
+            charge.finish(now);
+        }
+    }
+
+    /// The request is over, its decode pod did not take the KV blocks: they stay charged until `until`, if that is still to come.
+    pub fn strand(mut self, until: Tick, now: Tick) {
+        if until > now
+            && self.watch.is_some()
             && let Some(charge) = self.prefill.take()
         {
             charge.strand(until);
         }
+        self.finish(now);
     }
 }
 

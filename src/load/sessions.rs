@@ -50,18 +50,17 @@ impl Sessions {
     /// Notes that the session's prompt now has `tokens` tokens, and returns by how many it grew since it was last seen
     /// no longer than `ttl` ago. `None`: not seen, or not grown; the note is made in any case. A `ttl` of zero turns the
     /// rule off, and an empty or over-long key is ignored.
-    pub fn grow(&self, model: &str, key: &str, tokens: u64, ttl: Duration, now: Tick) -> Option<u64> {
+    pub fn grow(&self, model: &str, key: &[u8], tokens: u64, ttl: Duration, now: Tick) -> Option<u64> {
         if key.is_empty() || key.len() > MAX_SESSION_KEY || ttl.is_zero() {
             return None;
         }
-        let hash = xxhash_rust::xxh64::xxh64(key.as_bytes(), xxhash_rust::xxh64::xxh64(model.as_bytes(), self.seed));
+        let hash = xxhash_rust::xxh64::xxh64(key, xxhash_rust::xxh64::xxh64(model.as_bytes(), self.seed));
         let fingerprint = hash >> (TIME_BITS + TOKEN_BITS);
         let tokens = tokens.min(MAX_TOKENS);
         let now = seconds(now);
         let sets = self.words.len() / WAYS;
         let set = self.words.chunks_exact(WAYS).nth(usize::try_from(hash % sets as u64).ok()?)?;
-        // The bit beside the time of an entry is never all there is: tokens of 0 with fingerprint 0 at time 0 would read
-        // as free, and a session forgotten once is no harm.
+        // Fingerprint, tokens and time may all be 0, and then the entry reads as free: a session forgotten once is no harm.
         let entry = fingerprint << (TIME_BITS + TOKEN_BITS) | tokens << TIME_BITS | now & TIME_MASK;
         let mut oldest: Option<(&AtomicU64, u64, u64)> = None;
         for place in set {
@@ -82,6 +81,18 @@ impl Sessions {
             let _ = place.compare_exchange(word, entry, Ordering::Relaxed, Ordering::Relaxed);
         }
         None
+    }
+
+    /// Forgets entries too old to count. To be called now and then, before their clock comes round.
+    pub fn sweep(&self, now: Tick) {
+        let now = seconds(now);
+        for place in &self.words {
+            let word = place.load(Ordering::Relaxed);
+            if word != 0 && age(word, now) > MAX_TTL.as_secs() {
+                // One that was renewed meanwhile stays.
+                let _ = place.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Sessions that the table has an entry of.

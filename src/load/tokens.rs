@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::claim::{ACTIVE, Claim, SweepReason};
+use super::claim::{ACTIVE, Claim, DECODE, KV, SweepReason};
 use crate::clock::Tick;
 use crate::fleet::PodState;
 
@@ -26,17 +26,32 @@ impl Open {
 pub struct TokenCharge(pub(super) Arc<Open>);
 
 impl TokenCharge {
-    /// Charges a prefill pod: the tokens count as active and as resident KV. A `ttl` of zero: the janitor never takes
-    /// the charge back.
-    pub fn prefill(pod: &Arc<PodState>, tokens: u64, now: Tick, ttl: Duration) -> TokenCharge {
-        let claim = Claim::prefill(&pod.load.tokens, tokens, now, ttl);
-        TokenCharge(Arc::new(Open { pod: Arc::clone(pod), claim }))
+    /// A charge on a prefill pod that is [made](TokenCharge::charge) later: the tokens will count as active and as
+    /// resident KV. A `ttl` of zero: the janitor never takes the charge back.
+    pub fn on_prefill(pod: &Arc<PodState>, tokens: u64, now: Tick, ttl: Duration) -> TokenCharge {
+        TokenCharge(Arc::new(Open { pod: Arc::clone(pod), claim: Claim::new(false, tokens, now, ttl) }))
     }
 
-    /// Charges a decode pod.
+    /// The same on a decode pod.
+    pub fn on_decode(pod: &Arc<PodState>, tokens: u64, now: Tick, ttl: Duration) -> TokenCharge {
+        TokenCharge(Arc::new(Open { pod: Arc::clone(pod), claim: Claim::new(true, tokens, now, ttl) }))
+    }
+
+    /// Makes the charge: a few atomic additions.
+    #[must_use]
+    pub fn charge(self) -> TokenCharge {
+        self.0.claim.charge(&self.0.pod.load.tokens);
+        self
+    }
+
+    /// Charges a prefill pod at once.
+    pub fn prefill(pod: &Arc<PodState>, tokens: u64, now: Tick, ttl: Duration) -> TokenCharge {
+        TokenCharge::on_prefill(pod, tokens, now, ttl).charge()
+    }
+
+    /// Charges a decode pod at once.
     pub fn decode(pod: &Arc<PodState>, tokens: u64, now: Tick, ttl: Duration) -> TokenCharge {
-        let claim = Claim::decode(&pod.load.tokens, tokens, now, ttl);
-        TokenCharge(Arc::new(Open { pod: Arc::clone(pod), claim }))
+        TokenCharge::on_decode(pod, tokens, now, ttl).charge()
     }
 
     /// The tokens of the charge.
@@ -47,6 +62,11 @@ impl TokenCharge {
     /// The prefill call has returned: the tokens are not active any more. Doing it again changes nothing.
     pub fn prefill_done(&self, now: Tick) {
         self.0.claim.release(&self.0.pod.load.tokens, ACTIVE, Some(now));
+    }
+
+    /// The request is over: takes back what is left, and notes when.
+    pub fn finish(self, now: Tick) {
+        self.0.claim.release(&self.0.pod.load.tokens, ACTIVE | KV | DECODE, Some(now));
     }
 
     /// The request shows that it is alive: its time to live starts anew.

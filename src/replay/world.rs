@@ -222,7 +222,7 @@ impl<'a> World<'a> {
             length: PromptLength::Exactly(*prompt),
             hashes: &hashes,
             prompt_tokens: *prompt,
-            prefix_tokens: if hashes.is_empty() { 0 } else { *prompt },
+            prefix_tokens: if looks { *prompt } else { 0 },
             ..RequestFacts::default()
         };
         let Ok((decision, charges)) = gateway.route(self.now, &facts, &hashes) else {

@@ -9,7 +9,7 @@ use super::{
     Strategy, Target, Ties, TokenCost, band, combined, decode, explain, pair, plain, prefill, unsplittable,
 };
 use crate::fleet::{Model, Pod};
-use crate::knobs::PdKnobs;
+use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
 use crate::rng::Rng;
 
 /// Everything about a selection that does not change while it is decided, perhaps several times.
@@ -58,25 +58,31 @@ pub(super) fn decide(
         Pool::Combined(pods, reason @ SingleReason::CombinedUnsplittable) => {
             plain::least_request(pods.iter().copied(), context, &mut rng).map(|(pod, count)| {
                 let scores = Scores { decode: Some(count), decode_count: count, ..Scores::default() };
-                single(pod, *reason, pods.len(), scores, FastPaths::default())
+                let score = |id: usize| pods.get(id).map(|pod| plain::in_flight(pod, context));
+                let explanation = explain::singles(pods, score, context, 1);
+                Decision { explanation, ..single(pod, *reason, pods.len(), scores, FastPaths::default()) }
             })
         }
         Pool::Combined(pods, reason) => combined::any(pods, &mut rng).map(|pod| {
             let scores = Scores { decode_count: plain::in_flight(pod, context), ..Scores::default() };
-            single(pod, *reason, pods.len(), scores, FastPaths::default())
+            let explanation = explain::singles(pods, |_| None, context, pods.len());
+            Decision { explanation, ..single(pod, *reason, pods.len(), scores, FastPaths::default()) }
         }),
-        Pool::DecodeOnly(decodes) => {
-            unsplittable::decode_only(decodes, knobs, context, &mut rng).map(|(pod, scores, fast_paths)| {
+        Pool::DecodeOnly(decodes) => unsplittable::decode_only(decodes, knobs, context, &mut rng).map(
+            |(pod, scores, fast_paths, explanation)| {
                 let tokens = TokenCost { prefill: None, decode: decode::charge(request, knobs) };
-                Decision { tokens, ..single(pod, SingleReason::DecodeOnly, decodes.len(), scores, fast_paths) }
-            })
-        }
+                let single = single(pod, SingleReason::DecodeOnly, decodes.len(), scores, fast_paths);
+                Decision { tokens, explanation, ..single }
+            },
+        ),
         Pool::Pairs { prefills, decodes, combined } => {
-            if let Some((pod, score)) = combined::idle_instead_of_loaded(combined, prefills, decodes, context, &mut rng)
+            if let Some((pod, score, explanation)) =
+                combined::idle_instead_of_loaded(combined, prefills, decodes, context, &mut rng)
             {
                 let count = plain::in_flight(pod, context);
                 let scores = Scores { decode: Some(score), decode_count: count, ..Scores::default() };
-                Some(single(pod, SingleReason::CombinedIdle, combined.len(), scores, FastPaths::default()))
+                let single = single(pod, SingleReason::CombinedIdle, combined.len(), scores, FastPaths::default());
+                Some(Decision { explanation, ..single })
             } else {
                 pick_pair(question, prefills, decodes, matches, &mut rng)
             }
@@ -85,6 +91,23 @@ pub(super) fn decide(
     // Every list is checked not to be empty when it is gathered, so there is always somebody; if that ever breaks,
     // "no pods" is the truth about an empty list.
     decision.ok_or(RoutingError::NoPods)
+}
+
+/// The signals that the policies want and that no candidate has (user report R43). What is known decides without them.
+fn missing(knobs: &PdKnobs, facts: &[decode::Facts], any_mean: bool) -> MissingSignals {
+    let mut missing = MissingSignals::default();
+    let wants_rates = match knobs.decode_policy {
+        DecodePolicy::LoadBalancing | DecodePolicy::Conductor => true,
+        DecodePolicy::TokenLoad => knobs.decode_output_growth,
+        DecodePolicy::LeastRequest => false,
+    };
+    if wants_rates && facts.iter().all(|facts| facts.throughput.is_none()) {
+        missing.add(plain::Signal::Throughput);
+    }
+    if knobs.prefill_policy == PrefillPolicy::Conductor && !any_mean {
+        missing.add(plain::Signal::PrefillTime);
+    }
+    missing
 }
 
 fn pick_pair(
@@ -151,7 +174,8 @@ fn pick_pair(
             |id| explain::found(&decode_ids, &decode_scored.scores, id),
             |id| {
                 let score = explain::found(&decode_ids, &decode_scored.scores, id);
-                Some(facts.get(id)?.considered(decodes.get(id)?.pod, score, decode_scored.cold_start))
+                let facts = facts.get(id)?;
+                Some(facts.considered(decodes.get(id)?.pod, score, decode_scored.beside(facts), context.now))
             },
         ),
         ties: Ties {
@@ -182,6 +206,6 @@ fn pick_pair(
             decode_count: decode_facts.count,
             cold_start: decode_scored.cold_start && !decode_facts.fresh,
         },
-        missing: MissingSignals::default(),
+        missing: missing(knobs, &facts, prefill_scored.any_mean),
     })
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::Context;
 use super::eligibility::Candidate;
 use super::least::least;
+use super::{Context, Explanation, explain};
 use crate::fleet::Pod;
 use crate::rng::Rng;
 
@@ -58,7 +58,7 @@ pub(super) fn idle_instead_of_loaded<'a>(
     decodes: &[Candidate<'_>],
     context: Context<'_>,
     rng: &mut Rng,
-) -> Option<(&'a Arc<Pod>, f64)> {
+) -> Option<(&'a Arc<Pod>, f64, Explanation)> {
     let scored: Vec<(f64, &Arc<Pod>)> =
         combined.iter().filter_map(|pod| Some((pressure(pod, context, true)?, *pod))).collect();
     let best = scored.iter().map(|(score, _)| *score).reduce(f64::min).filter(|score| *score < IDLE)?;
@@ -67,8 +67,12 @@ pub(super) fn idle_instead_of_loaded<'a>(
     if !prefills.iter().any(loaded) && !decodes.iter().any(loaded) {
         return None;
     }
-    let ties = scored.into_iter().filter(|(score, _)| *score == best);
-    least(ties.map(|(_, pod)| (pod.state.load.view().in_flight() as f64, pod)), rng).map(|(pod, _)| (pod, best))
+    let ties = scored.iter().filter(|(score, _)| *score == best);
+    let count = ties.clone().count();
+    let (pod, _) = least(ties.map(|(_, pod)| (pod.state.load.view().in_flight() as f64, *pod)), rng)?;
+    let pods: Vec<&Arc<Pod>> = scored.iter().map(|(_, pod)| *pod).collect();
+    let explanation = explain::singles(&pods, |id| scored.get(id).map(|(score, _)| *score), context, count);
+    Some((pod, best, explanation))
 }
 
 /// A combined pod because nothing else fits: uniformly at random (reference gateway, section 4.2).

@@ -3,6 +3,7 @@
 //! Nothing here depends on loads, so it is done once per request.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -50,10 +51,15 @@ impl<'a> Pool<'a> {
         if model.routable.is_empty() {
             return Err(RoutingError::NoPods);
         }
-        let passes = |pod: &Pod| request.filter.is_none_or(|filter| filter.matches(&pod.spec.labels));
-        if request.filter.is_some() && !model.routable.iter().any(|pod| passes(pod)) {
+        // Label look-ups are slow and a client chooses how many there are: once for each pod.
+        let passing: Option<HashSet<u32>> = request.filter.map(|filter| {
+            let passing = model.routable.iter().filter(|pod| filter.matches(&pod.spec.labels));
+            passing.map(|pod| pod.state.slot).collect()
+        });
+        if passing.as_ref().is_some_and(HashSet::is_empty) {
             return Err(RoutingError::Filtered { routable: model.routable.len() });
         }
+        let passes = |pod: &Pod| passing.as_ref().is_none_or(|passing| passing.contains(&pod.state.slot));
         if strategy != Strategy::Pd {
             return Ok(Pool::Any(match request.filter {
                 None => Cow::Borrowed(&model.routable),

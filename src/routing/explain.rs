@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::{Decision, DecodeFastPath, PromptLength, RoutingError, SingleReason, Target};
+use super::{Context, Decision, DecodeFastPath, PromptLength, RoutingError, SingleReason, Target, decode};
 use crate::clock::Tick;
+use crate::fleet::Pod;
 use std::sync::Arc;
 
 /// How many candidates of one side a decision describes; of more, those with the best scores.
@@ -46,6 +47,8 @@ pub enum Terms {
         active_tokens: u64,
         /// Tokens resident, by the token ledger.
         kv_tokens: u64,
+        /// The engine's mean prefill time, seconds.
+        mean_prefill_seconds: Option<f64>,
     },
     /// Of a decode pod, or of a single pod for everything.
     Decode {
@@ -57,6 +60,8 @@ pub enum Terms {
         free_pct: f64,
         /// Charged prompt tokens, by the token ledger.
         tokens: f64,
+        /// Estimated output of the outstanding requests so far, tokens; 0 unless the policy counts it.
+        generated: f64,
         /// The cold-start rule made the score.
         cold_start: bool,
     },
@@ -69,6 +74,8 @@ pub struct Considered {
     pub slot: u32,
     /// What became of it.
     pub fate: Fate,
+    /// Time since its token ledger last changed; `None` = never.
+    pub ledger_age: Option<Duration>,
     /// Its score; lower is better.
     pub score: Option<f64>,
     /// Its requests: outstanding prefills of a prefill pod, decode requests of any other.
@@ -118,6 +125,21 @@ pub(super) fn describe(
     }
     order.sort_unstable_by(rank);
     order.into_iter().filter_map(|(_, id)| describe(id)).collect()
+}
+
+/// Describes single pods: with their scores, or none where none was needed (chance, a session, the only one). `ties` of
+/// them shared the best.
+pub(super) fn singles(
+    pods: &[&Arc<Pod>],
+    score: impl Fn(usize) -> Option<f64>,
+    context: Context<'_>,
+    ties: usize,
+) -> Explanation {
+    let decodes = describe(pods.len(), &score, |id| {
+        let pod = pods.get(id)?;
+        Some(decode::Facts::read(pod, context).considered(pod, score(id), decode::Beside::default(), context.now))
+    });
+    Explanation { decodes, ties: Ties { total: ties, ..Ties::default() }, ..Explanation::default() }
 }
 
 /// What was found for the candidate `id`, when `found` goes with the ascending list `ids` of those that were looked at.

@@ -35,9 +35,9 @@ impl Journal {
 
     /// The decisions kept, the newest first.
     pub fn latest(&self) -> Vec<Arc<DecisionRecord>> {
-        let mut records: Vec<_> = self.places.iter().filter_map(ArcSwapOption::load_full).collect();
-        records.sort_by_key(|record| std::cmp::Reverse(record.at));
-        records
+        let written = self.written.load(Ordering::Relaxed);
+        let places = (1..=KEPT).filter_map(|back| self.places.get(written.wrapping_sub(back) % KEPT));
+        places.filter_map(ArcSwapOption::load_full).collect()
     }
 }
 
@@ -71,6 +71,9 @@ mod tests {
         }
         let ids = |journal: &Journal| journal.latest().iter().map(|r| r.request_id.clone()).collect::<Vec<_>>();
         assert_eq!(ids(&journal), ["2", "1", "0"]);
+        // Order is that of writing, also within one tick.
+        journal.push(Arc::new(DecisionRecord { request_id: "2b".into(), ..(*record(2)).clone() }));
+        assert_eq!(ids(&journal), ["2b", "2", "1", "0"]);
         for at in 3..1000 {
             journal.push(record(at));
         }

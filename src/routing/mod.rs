@@ -36,7 +36,7 @@ pub use plain::MissingSignals;
 pub use strategy::{Strategy, Weights};
 
 use crate::clock::Tick;
-use crate::fleet::{Model, Pod, Selector};
+use crate::fleet::{Model, Pod, PodState, Selector};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
 use crate::load::{DecodeCharge, PrefillCharge, TokenCharge, TokenCharges};
 use crate::prefix::PrefixIndex;
@@ -343,30 +343,44 @@ pub fn select_and_charge(
     while conflicts < MAX_CONFLICTS {
         let Some(token) = model.commit.begin() else { break };
         let decision = decide()?;
-        match model.commit.try_commit(token, || charge(&decision, knobs, context.now)) {
+        let tokens = token_charges(&decision, knobs, context.now);
+        match model.commit.try_commit(token, || charge(&decision, tokens)) {
             Some(charges) => return Ok((decision, Charges { conflicts, ..charges })),
             None => conflicts += 1,
         }
     }
     let decision = decide()?;
-    let charges = model.commit.charge_blind(|| charge(&decision, knobs, context.now));
+    let tokens = token_charges(&decision, knobs, context.now);
+    let charges = model.commit.charge_blind(|| charge(&decision, tokens));
     Ok((decision, Charges { conflicts, blind: true, ..charges }))
 }
 
-/// Charges everything that the decision costs, in the same step as the selection.
-fn charge(decision: &Decision, knobs: &PdKnobs, now: Tick) -> Charges {
-    let (prefill, decode) = match &decision.target {
+/// Token charges that still have to be made; here is what they allocate.
+fn token_charges(decision: &Decision, knobs: &PdKnobs, now: Tick) -> [Option<TokenCharge>; 2] {
+    let (prefill, decode) = pods(decision);
+    let ttl = knobs.token_load_ttl;
+    [
+        prefill.zip(decision.tokens.prefill).map(|(pod, tokens)| TokenCharge::on_prefill(pod, tokens, now, ttl)),
+        decision.tokens.decode.map(|tokens| TokenCharge::on_decode(decode, tokens, now, ttl)),
+    ]
+}
+
+/// The prefill pod of a pair, and the decode or single pod.
+fn pods(decision: &Decision) -> (Option<&Arc<PodState>>, &Arc<PodState>) {
+    match &decision.target {
         Target::Pair { prefill, decode } => (Some(&prefill.state), &decode.state),
         Target::Single { pod, .. } => (None, &pod.state),
-    };
-    let ttl = knobs.token_load_ttl;
-    let prefill_tokens =
-        prefill.zip(decision.tokens.prefill).map(|(pod, tokens)| TokenCharge::prefill(pod, tokens, now, ttl));
-    let decode_tokens = decision.tokens.decode.map(|tokens| TokenCharge::decode(decode, tokens, now, ttl));
+    }
+}
+
+/// Charges everything that the decision costs, in the same step as the selection. Others wait: nothing but atomic
+/// additions.
+fn charge(decision: &Decision, [prefill_tokens, decode_tokens]: [Option<TokenCharge>; 2]) -> Charges {
+    let (prefill, decode) = pods(decision);
     Charges {
         prefill: prefill.map(PrefillCharge::open),
         decode: DecodeCharge::open(decode),
-        tokens: TokenCharges::new(prefill_tokens, decode_tokens),
+        tokens: TokenCharges::new(prefill_tokens.map(TokenCharge::charge), decode_tokens.map(TokenCharge::charge)),
         conflicts: 0,
         blind: false,
     }

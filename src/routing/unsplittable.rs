@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::eligibility::Candidate;
-use super::least::least;
-use super::{Context, FastPaths, Scores, decode};
+use super::least::Least;
+use super::{Context, Explanation, FastPaths, Scores, Ties, decode, explain};
 use crate::fleet::Pod;
 use crate::knobs::PdKnobs;
 use crate::rng::Rng;
@@ -16,24 +16,42 @@ pub(super) fn decode_only<'a>(
     knobs: &PdKnobs,
     context: Context<'_>,
     rng: &mut Rng,
-) -> Option<(&'a Arc<Pod>, Scores, FastPaths)> {
-    let facts = decode::Facts::read_all(candidates, context);
+) -> Option<(&'a Arc<Pod>, Scores, FastPaths, Explanation)> {
+    let all = decode::Facts::read_all(candidates, context);
     let mut ids: Vec<usize> = (0..candidates.len()).collect();
     let mut fast_paths = FastPaths::default();
     if !knobs.decode_policy.charges_tokens()
-        && let Some((id, check)) = decode::fast_path(&facts, &ids, knobs, rng)
+        && let Some((id, check)) = decode::fast_path(&all, &ids, knobs, rng)
     {
         fast_paths.decode = Some(check);
         ids = vec![id];
     }
-    let scored = decode::score(&facts, &ids, knobs);
-    let (id, score) = least(scored.scores.iter().copied().zip(ids.iter().copied()), rng)?;
-    let (candidate, facts) = (candidates.get(id)?, facts.get(id)?);
+    let scored = decode::score(&all, &ids, knobs);
+    let mut least = Least::default();
+    for (score, id) in scored.scores.iter().zip(&ids) {
+        least.offer(*score, *id, rng);
+    }
+    let ((id, score), ties) = (least.winner()?, least.ties());
+    let (candidate, facts) = (candidates.get(id)?, all.get(id)?);
     let scores = Scores {
         decode: Some(score),
         decode_count: facts.count,
         cold_start: scored.cold_start && !facts.fresh,
         ..Scores::default()
     };
-    Some((candidate.pod, scores, fast_paths))
+    let explanation = Explanation {
+        decodes: explain::describe(
+            candidates.len(),
+            |id| explain::found(&ids, &scored.scores, id),
+            |id| {
+                let facts = all.get(id)?;
+                let score = explain::found(&ids, &scored.scores, id);
+                Some(facts.considered(candidates.get(id)?.pod, score, scored.beside(facts), context.now))
+            },
+        ),
+        ties: Ties { total: ties, ..Ties::default() },
+        maxima: (1.0, scored.max),
+        ..Explanation::default()
+    };
+    Some((candidate.pod, scores, fast_paths, explanation))
 }

@@ -118,8 +118,10 @@ impl Exchange {
         // Which profile's time will apply is not known yet.
         let config = unresolved.model.config.as_deref();
         let times = config.into_iter().flat_map(|config| config.profiles.values());
-        let longest = times.map(|profile| profile.knobs.prefill_request_timeout).max();
-        self.extend(longest.unwrap_or(self.world.knobs.pd.prefill_request_timeout), effects);
+        // The gateway's own counts too: no profile may be chosen.
+        let own = self.world.knobs.pd.prefill_request_timeout;
+        let longest = times.map(|profile| profile.knobs.prefill_request_timeout).fold(own, Duration::max);
+        self.extend(longest, effects);
         effects.push(Effect::Prepare(Box::new(job)));
         State::Resolving(Box::new(unresolved))
     }

@@ -150,7 +150,8 @@ impl Exchange {
         if plan.strategy != Some(Strategy::Pd) || !plan.knobs.prefill_policy.charges_tokens() {
             return None;
         }
-        let key = self.head.as_ref().and_then(|head| text(&head.headers, "x-aibrix-session-key"))?;
+        // Opaque to us, so it need not be text.
+        let key = self.head.as_ref()?.headers.get("x-aibrix-session-key")?.as_bytes().trim_ascii();
         let tokens = self.record.body_bytes as u64 / BYTES_PER_TOKEN;
         self.world.sessions.grow(&model.name, key, tokens, plan.knobs.token_load_session_ttl, now)
     }
@@ -241,6 +242,10 @@ impl Exchange {
         });
         match merged {
             Err(error) => {
+                if engines::accept_prefill(outcome).is_ok() {
+                    // It did its work, and holds blocks that nobody can be told of.
+                    self.record.handoff = Handoff::Unusable.label();
+                }
                 let class = outcome.failure_class();
                 leg.finish(outcome.metric_outcome());
                 self.world.metrics.pd_prefill_failed(class, PrefillStage::BeforeResponse);

@@ -46,7 +46,8 @@ fn a_request_that_a_band_led_is_counted_for_its_roleset() {
     assert_eq!(banded(&world, r#"{"model":"m","prompt":[1,2,3]}"#), 1);
     let mut run = Run::new(Arc::clone(&world));
     run.feed(head(&[("routing-strategy", "pd")])).feed(body(r#"{"model":"m","prompt":[1,2,3,4,5]}"#));
-    let page = world.metrics.render(&crate::telemetry::FleetGauges::default(), Tick(0));
+    let fleet = crate::telemetry::FleetGauges { rolesets: vec!["rs".into()], ..Default::default() };
+    let page = world.metrics.render(&fleet, Tick(0));
     for line in [r#"band_total{roleset="rs"} 1"#, r#"prompt_tokens_total{roleset="rs"} 5"#] {
         assert!(page.contains(line), "{line} is not in {page}");
     }

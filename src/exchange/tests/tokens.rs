@@ -80,8 +80,9 @@ fn r59_a_streaming_request_keeps_its_charge() {
         assert!(world.ledger.sweep(Tick::from_millis(second * 1000 + 500)).is_empty());
     }
     assert_eq!(tokens(&world, "d").decode, charged(), "8 s after the charge, with a TTL of 3 s");
-    let swept = world.ledger.sweep(Tick::from_millis(11_011));
-    assert_eq!((swept.len(), swept[0].request_id.as_str()), (1, "R"));
+    world.sweep_token_charges(Tick::from_millis(11_011));
+    let page = world.metrics.render(&crate::telemetry::FleetGauges::default(), Tick::from_millis(11_011));
+    assert!(page.contains("tandem_token_load_forced_releases_total{side=\"decode\"} 1"), "{page}");
     assert!(tokens(&world, "d").is_zero());
     run.feed(chunk("}", true));
     assert!(tokens(&world, "d").is_zero() && world.ledger.is_empty());
@@ -91,20 +92,68 @@ fn r59_a_streaming_request_keeps_its_charge() {
 /// R42: the prefill pod's blocks stay charged after a decode pod that did not take the request.
 #[test]
 fn r42_blocks_that_decode_did_not_take_stay_charged_for_their_lease() {
-    for (answer, stranded) in [(answer_head(503), true), (answer_head(400), false), (answer_head(200), false)] {
+    let stream: &'static str = BODY.replace("\"m\"", "\"m\",\"stream\":true").leak();
+    let failed = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\ndata: {\"error\":{\"code\":500}}\n\ndata: [DONE]\n\n";
+    let late = "data: {}\n\ndata: {}\n\ndata: {}\n\ndata: {\"error\":{\"code\":500}}\n\ndata: [DONE]\n\n";
+    for (text, status, answer, stranded) in [
+        (BODY, 503, "{}", true),
+        (BODY, 429, "{}", true),
+        (BODY, 400, "{}", false),
+        (BODY, 404, "{}", false),
+        (BODY, 422, "{}", false),
+        (BODY, 200, "{}", false),
+        (stream, 200, failed, true),
+        (stream, 200, late, false),
+    ] {
         let world = counting();
         let mut run = Run::new(Arc::clone(&world));
-        run.feed(head(PD)).feed(body(BODY)).feed(prefill_ok()).feed(answer).feed(chunk("{}", true));
-        let (ended, view) = (run.now, tokens(&world, "p"));
+        run.feed(head(PD)).feed(body(text)).feed(prefill_ok());
+        let (prefilled, cost) = (run.now, 3500 + text.len() as u64 / 4);
+        let head = AnswerHead {
+            status: StatusCode::from_u16(status).unwrap(),
+            headers: HeaderMap::from_iter([(
+                http::header::CONTENT_TYPE,
+                HeaderValue::from_static(if text == stream { "text/event-stream" } else { "application/json" }),
+            )]),
+            end: false,
+        };
+        run.feed(Event::AnswerHead(head)).feed(chunk(answer, true));
+        let view = tokens(&world, "p");
         run.oracle();
-        assert_eq!(view.stranded, if stranded { 3500 + charged() } else { 0 });
+        assert_eq!(view.stranded, if stranded { cost } else { 0 }, "{status} {answer}");
         assert_eq!((view.active, view.kv), (0, view.stranded));
         assert!(tokens(&world, "d").is_zero());
-        assert!(world.ledger.sweep(Tick::from_millis(ended + 29_999)).is_empty());
+        assert!(world.ledger.sweep(Tick::from_millis(prefilled + 29_999)).is_empty());
         assert_eq!(tokens(&world, "p"), view);
-        assert_eq!(world.ledger.sweep(Tick::from_millis(ended + 30_000)).len(), usize::from(stranded));
+        assert_eq!(world.ledger.sweep(Tick::from_millis(prefilled + 30_000)).len(), usize::from(stranded));
         assert!(tokens(&world, "p").is_zero() && world.ledger.is_empty());
     }
+}
+
+/// The lease began with the end of the prefill: a failure that comes after it leaves nothing behind. Nor does a client
+/// that left; a hand-off that could not be passed on does.
+#[test]
+fn r42_what_else_leaves_blocks_behind() {
+    let world = counting();
+    let mut run = Run::new(Arc::clone(&world));
+    run.feed(head(PD)).feed(body(BODY)).feed(prefill_ok());
+    run.now += 31_000;
+    run.feed(answer_head(500)).feed(chunk("{}", true));
+    run.oracle();
+    assert!(tokens(&world, "p").is_zero());
+    let mut run = Run::new(Arc::clone(&world));
+    run.feed(head(PD)).feed(body(BODY)).feed(prefill_ok()).feed(Event::Gone);
+    run.oracle();
+    assert!(tokens(&world, "p").is_zero());
+    let invalid = Event::Prefill(LegOutcome::Answered {
+        status: StatusCode::OK,
+        content_type: None,
+        body: Bytes::from_static(br#"{"choices":[],"kv_transfer_params":"none of this"}"#),
+    });
+    let mut run = Run::new(Arc::clone(&world));
+    run.feed(head(PD)).feed(body(BODY)).feed(invalid);
+    assert!(run.records().len() == 1, "{:?}", run.names());
+    assert!(tokens(&world, "p").stranded > 0);
 }
 
 #[test]

@@ -146,7 +146,7 @@ fn r92_what_has_no_effect_yet_is_said() {
     );
     let expected = [
         r#"lockedRoutingStrategy is "PD" (no such strategy): requests that it applies to get 400"#,
-        r#"profile "a": routingStrategy is "a:2,b" (no such strategy): requests that it applies to get 400"#,
+        r#"profile "a": routingStrategy is "a:2,b" (no such strategy); it is ignored"#,
         r#"profile "a": requestsInflight is not built yet; it has no effect"#,
         r#"profile "a": ttftThresholdS is not built yet; it has no effect"#,
         r#"profile "a": routingConfig.pd.decodeResponseTimeout is not built yet; it has no effect"#,

@@ -95,7 +95,7 @@ fn r42_stranded_blocks_stay_charged_until_their_lease_ends() {
         (Some(TokenCharge::prefill(&pod, 100, at(0), TTL)), Some(TokenCharge::decode(&pod, 40, at(0), TTL))),
     );
     charges.prefill_done(at(1));
-    charges.strand(at(30));
+    charges.strand(at(30), at(2));
     assert_eq!(pod.load.tokens.view(), view(0, 100, 100, 0), "the TTL is not what ends it");
     assert!(ledger.sweep(at(29)).is_empty());
     assert_eq!(pod.load.tokens.view(), view(0, 100, 100, 0));
@@ -109,10 +109,10 @@ fn stranding_needs_something_that_is_still_charged_and_a_janitor() {
     let (pod, ledger) = (pod(), Arc::new(Ledger::new()));
     let charges = watched(&ledger, (Some(TokenCharge::prefill(&pod, 100, at(0), TTL)), None));
     assert_eq!(ledger.sweep(at(11)).len(), 1);
-    charges.strand(at(30));
+    charges.strand(at(30), at(12));
     assert!(pod.load.tokens.view().is_zero() && ledger.is_empty(), "forced out before");
     // Nobody would ever end it: released at once instead.
-    TokenCharges::new(Some(TokenCharge::prefill(&pod, 100, at(0), TTL)), None).strand(at(30));
+    TokenCharges::new(Some(TokenCharge::prefill(&pod, 100, at(0), TTL)), None).strand(at(30), at(1));
     assert!(pod.load.tokens.view().is_zero());
 }
 
@@ -182,8 +182,11 @@ proptest! {
                 Step::Drop(i) if i < open.len() => drop(open.swap_remove(i)),
                 Step::Strand(i, lease) if i < open.len() => {
                     let (charges, expected) = open.swap_remove(i);
-                    charges.strand(at(now + lease));
-                    stranded.push((expected.kv, now + lease));
+                    charges.strand(at(now + lease), at(now));
+                    // A lease that is over already leaves nothing.
+                    if lease > 0 {
+                        stranded.push((expected.kv, now + lease));
+                    }
                 }
                 Step::Sweep(later) => {
                     now += later;
@@ -226,8 +229,8 @@ fn requests_and_janitor_race_without_a_trace() {
                     );
                     match (i + thread) % 4 {
                         0 => charges.prefill_done(now),
-                        1 => charges.strand(now),
-                        2 => assert!(ledger.sweep(at(i + 1)).len() < 1_000_000),
+                        1 => charges.strand(at(i + 1), now),
+                        2 => drop(ledger.sweep(at(i + 1))),
                         _ => charges.touch(at(i + 1)),
                     }
                     let tokens = pod.load.tokens.view();
@@ -245,7 +248,7 @@ fn requests_and_janitor_race_without_a_trace() {
 fn sessions_are_charged_by_their_growth() {
     let sessions = Sessions::new(100, 7);
     let ttl = Duration::from_mins(30);
-    let grow = |key: &str, tokens, seconds| sessions.grow("m", key, tokens, ttl, at(seconds));
+    let grow = |key: &str, tokens, seconds| sessions.grow("m", key.as_bytes(), tokens, ttl, at(seconds));
     for (tokens, seconds, expected) in [
         (100, 0, None),
         (150, 10, Some(50)),
@@ -259,15 +262,29 @@ fn sessions_are_charged_by_their_growth() {
         assert_eq!(grow("a", tokens, seconds), expected, "{tokens} at {seconds}");
     }
     assert_eq!(grow("b", 500, 0), None, "another key");
-    assert_eq!(sessions.grow("other", "a", 500, ttl, at(0)), None, "another model");
-    assert_eq!(sessions.grow("m", "", 500, ttl, at(0)), None);
-    assert_eq!(sessions.grow("m", &"k".repeat(MAX_SESSION_KEY + 1), 500, ttl, at(0)), None);
+    assert_eq!(sessions.grow("other", b"a", 500, ttl, at(0)), None, "another model");
+    assert_eq!(sessions.grow("m", b"", 500, ttl, at(0)), None);
+    assert_eq!(sessions.grow("m", &[b'k'; MAX_SESSION_KEY + 1], 500, ttl, at(0)), None);
     assert_eq!(sessions.len(), 3);
-    let longest = "k".repeat(MAX_SESSION_KEY);
+    let longest = [b'k'; MAX_SESSION_KEY];
     assert_eq!(sessions.grow("m", &longest, 500, ttl, at(0)), None);
     assert_eq!(sessions.grow("m", &longest, 501, ttl, at(0)), Some(1));
     assert_eq!(sessions.grow("m", &longest, 999, Duration::ZERO, at(0)), None, "the rule is off");
     assert_eq!(sessions.grow("m", &longest, u64::MAX, ttl, at(0)), Some((1 << 24) - 1 - 501), "a size has a limit");
+}
+
+/// The clock of an entry comes round after three days; by then the janitor has taken the entry away.
+#[test]
+fn old_sessions_are_forgotten_before_their_clock_comes_round() {
+    let sessions = Sessions::new(100, 7);
+    let ttl = Duration::from_hours(1000);
+    let (day, round) = (24 * 3600, 1 << 18);
+    sessions.grow("m", b"old", 10, ttl, at(0));
+    sessions.grow("m", b"young", 10, ttl, at(day));
+    assert_eq!(sessions.grow("m", b"young", 11, ttl, at(day + 36 * 3600)), Some(1), "36 hours count");
+    sessions.sweep(at(day + 36 * 3600));
+    assert_eq!(sessions.len(), 1);
+    assert_eq!(sessions.grow("m", b"old", 20, ttl, at(round + 10)), None);
 }
 
 /// R62: a table that is full forgets whom it saw longest ago; it never grows, and never starves anybody.
@@ -276,16 +293,16 @@ fn r62_a_flood_of_keys_takes_no_memory_and_starves_nobody() {
     let sessions = Sessions::new(1000, 7);
     let ttl = Duration::from_mins(30);
     for key in 0..300_000 {
-        sessions.grow("m", &format!("flood-{key}"), 10, ttl, at(1));
+        sessions.grow("m", format!("flood-{key}").as_bytes(), 10, ttl, at(1));
     }
     assert_eq!(sessions.len(), 1000);
-    assert_eq!(sessions.grow("m", "late", 10, ttl, at(2)), None);
-    assert_eq!(sessions.grow("m", "late", 25, ttl, at(3)), Some(15), "a newcomer is remembered");
+    assert_eq!(sessions.grow("m", b"late", 10, ttl, at(2)), None);
+    assert_eq!(sessions.grow("m", b"late", 25, ttl, at(3)), Some(15), "a newcomer is remembered");
     // Under the flood a session that is used stays, since others are older.
     for key in 0..50_000 {
-        sessions.grow("m", &format!("more-{key}"), 10, ttl, at(4 + key / 10));
+        sessions.grow("m", format!("more-{key}").as_bytes(), 10, ttl, at(4 + key / 10));
         if key % 20 == 0 {
-            let grown = sessions.grow("m", "late", 26 + key, ttl, at(4 + key / 10));
+            let grown = sessions.grow("m", b"late", 26 + key, ttl, at(4 + key / 10));
             assert!(grown.is_some(), "{key}");
         }
     }

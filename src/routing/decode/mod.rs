@@ -18,6 +18,7 @@ use super::eligibility::Candidate;
 use std::time::Duration;
 
 use super::{Considered, Context, Fate, RequestFacts, Terms};
+use crate::clock::Tick;
 use crate::fleet::Pod;
 use crate::knobs::PdKnobs;
 
@@ -112,12 +113,22 @@ pub(super) fn charge(request: &RequestFacts<'_>, knobs: &PdKnobs) -> Option<u64>
     knobs.decode_policy.charges_tokens().then_some(request.prompt_tokens)
 }
 
+/// What an explanation shows of a pod beside its facts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Beside {
+    /// Estimated output so far, tokens, where it counts.
+    pub(super) generated: f64,
+    /// The cold-start rule made the score.
+    pub(super) cold_start: bool,
+}
+
 impl Facts {
     /// The pod as an explanation shows it; `score` only if it was scored.
-    pub(super) fn considered(&self, pod: &Pod, score: Option<f64>, cold_start: bool) -> Considered {
+    pub(super) fn considered(&self, pod: &Pod, score: Option<f64>, beside: Beside, now: Tick) -> Considered {
         Considered {
             slot: pod.state.slot,
             fate: if score.is_some() { Fate::Scored } else { Fate::LeftOut },
+            ledger_age: pod.state.load.tokens.touched().map(|at| now.since(at)),
             score,
             count: self.count,
             metrics_age: self.metrics_age,
@@ -126,7 +137,8 @@ impl Facts {
                 drain: self.drain,
                 free_pct: self.free,
                 tokens: self.tokens,
-                cold_start: cold_start && !self.fresh,
+                generated: beside.generated,
+                cold_start: beside.cold_start,
             },
         }
     }

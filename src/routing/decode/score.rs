@@ -2,7 +2,7 @@
 
 use super::load_balancing::Norms;
 use super::token_load::Rates;
-use super::{Facts, conductor, least_request, load_balancing, token_load};
+use super::{Beside, Facts, conductor, least_request, load_balancing, token_load};
 use crate::knobs::{DecodePolicy, PdKnobs};
 
 /// Least value that scores are normalised with.
@@ -17,6 +17,18 @@ pub(in super::super) struct Scored {
     pub(in super::super) max: f64,
     /// The candidates without fresh metrics scored by the cold-start rule.
     pub(in super::super) cold_start: bool,
+    /// Generation rates, when output growth counts.
+    rates: Option<Rates>,
+}
+
+impl Scored {
+    /// What an explanation shows of a candidate beside its facts.
+    pub(in super::super) fn beside(&self, facts: &Facts) -> Beside {
+        Beside {
+            generated: self.rates.map_or(0.0, |rates| token_load::generated(facts, rates)),
+            cold_start: self.cold_start && !facts.fresh,
+        }
+    }
 }
 
 /// Scores the candidates `ids`, indices into `facts`.
@@ -55,7 +67,8 @@ pub(in super::super) fn score(facts: &[Facts], ids: &[usize], knobs: &PdKnobs) -
         *score = score.clamp(-worst, worst);
     }
     let max = scores.iter().copied().fold(MIN_MAX, f64::max);
-    Scored { scores, max, cold_start: any_fresh && !counts_tokens }
+    let rates = (counts_tokens && knobs.decode_output_growth).then_some(rates);
+    Scored { scores, max, cold_start: any_fresh && !counts_tokens, rates }
 }
 
 #[cfg(test)]

@@ -32,10 +32,14 @@ fn rate(facts: &Facts) -> Option<f64> {
     }
 }
 
-/// Charged prompt tokens plus, with `growth`, the estimated output of the outstanding requests so far: `rate · Σ age`.
+/// Estimated output of the outstanding requests so far, tokens: `rate · Σ age`.
+pub(super) fn generated(facts: &Facts, rates: Rates) -> f64 {
+    if facts.open_seconds > 0.0 { rates.for_pod(facts) * facts.open_seconds } else { 0.0 }
+}
+
+/// Charged prompt tokens plus, with `growth`, the estimated output of the outstanding requests so far.
 pub(super) fn score(facts: &Facts, rates: Rates, growth: bool) -> f64 {
-    let generated = if growth && facts.open_seconds > 0.0 { rates.for_pod(facts) * facts.open_seconds } else { 0.0 };
-    facts.tokens + generated
+    facts.tokens + if growth { generated(facts, rates) } else { 0.0 }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 /// Something that engines report, wanted by a strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Signal {
+pub(in crate::routing) enum Signal {
     KvUsage,
     Running,
     Throughput,
@@ -23,7 +23,7 @@ const NAMES: [(Signal, &str); 4] = [
 pub struct MissingSignals(u8);
 
 impl MissingSignals {
-    pub(super) fn add(&mut self, signal: Signal) {
+    pub(in crate::routing) fn add(&mut self, signal: Signal) {
         self.0 |= 1 << signal as u8;
     }
 

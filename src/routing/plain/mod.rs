@@ -29,9 +29,9 @@ use std::sync::Arc;
 
 pub use missing::MissingSignals;
 
-use self::missing::Signal;
+pub(super) use self::missing::Signal;
 use self::view::View;
-use super::explain::describe;
+use super::explain::{DESCRIBED, describe, singles};
 use super::least::{Least, least};
 use super::prefill::Matches;
 use super::{Affinity, Context, Explanation, Scores, Strategy, Ties, Weights};
@@ -76,7 +76,7 @@ pub(super) struct Pick<'a> {
     pub(super) scores: Scores,
     /// Signals that no candidate had.
     pub(super) missing: MissingSignals,
-    /// Who was considered, when candidates were scored.
+    /// Who was considered; without scores where none was needed.
     pub(super) explanation: Explanation,
 }
 
@@ -89,7 +89,7 @@ pub(super) fn pick<'a>(
     rng: &mut Rng,
 ) -> Option<Pick<'a>> {
     let mut missing = MissingSignals::default();
-    let mut explanation = Explanation::default();
+    let mut explanation = None;
     let (index, scores) = match strategy {
         _ if pods.len() == 1 => (0, Scores::default()),
         Strategy::Random => (rng.below(pods.len()), Scores::default()),
@@ -111,7 +111,7 @@ pub(super) fn pick<'a>(
             let leaders = leaders(&scores, &views, rng);
             let (index, count) = leaders.winner()?;
             let any_fresh = views.iter().any(|view| view.metrics_age.is_some());
-            explanation = Explanation {
+            explanation = Some(Explanation {
                 decodes: describe(
                     pods.len(),
                     |id| scores.get(id).copied(),
@@ -119,11 +119,15 @@ pub(super) fn pick<'a>(
                 ),
                 ties: Ties { total: leaders.ties(), ..Ties::default() },
                 ..Explanation::default()
-            };
+            });
             let cold_start = any_fresh && views.get(index)?.metrics_age.is_none();
             (index, Scores { decode: scores.get(index).copied(), cold_start, ..by_count(count) })
         }
     };
+    let explanation = explanation.unwrap_or_else(|| {
+        let first: Vec<&Arc<Pod>> = pods.iter().take(DESCRIBED).collect();
+        singles(&first, |_| None, context, 1)
+    });
     Some(Pick { index, pod: pods.get(index)?, scores, missing, explanation })
 }
 

@@ -72,6 +72,7 @@ impl<'a> View<'a> {
         Considered {
             slot: self.pod.state.slot,
             fate: Fate::Scored,
+            ledger_age: None,
             score: Some(score),
             count: self.in_flight,
             metrics_age: self.metrics_age,
@@ -80,6 +81,7 @@ impl<'a> View<'a> {
                 drain: None,
                 free_pct: self.kv_usage.map_or(100.0, free_percent),
                 tokens: 0.0,
+                generated: 0.0,
                 cold_start: cold_start && self.metrics_age.is_none(),
             },
         }

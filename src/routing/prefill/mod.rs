@@ -75,6 +75,8 @@ pub(super) struct Scored {
     pub(super) best: Vec<Least<usize>>,
     /// The largest score, at least 1: what scores are normalised with.
     pub(super) max: f64,
+    /// `conductor`: some engine reports its mean prefill time.
+    pub(super) any_mean: bool,
     /// One per id, in the order of the ids.
     pub(super) fates: Vec<(Fate, Option<f64>)>,
 }
@@ -93,10 +95,16 @@ pub(super) fn considered(
     Considered {
         slot: state.slot,
         fate,
+        ledger_age: state.load.tokens.touched().map(|at| context.now.since(at)),
         score,
         count: count as f64,
         metrics_age: signals.at.filter(|_| fresh).map(|at| context.now.since(at)),
-        terms: Terms::Prefill { match_pct, active_tokens: tokens.active, kv_tokens: tokens.kv },
+        terms: Terms::Prefill {
+            match_pct: if fate == Fate::LoadOnly { 0 } else { match_pct },
+            active_tokens: tokens.active,
+            kv_tokens: tokens.kv,
+            mean_prefill_seconds: signals.prefill_seconds_mean.filter(|_| fresh),
+        },
     }
 }
 
@@ -118,7 +126,12 @@ pub(super) fn score(candidates: &[Candidate<'_>], ids: &[usize], scoring: Scorin
     let count = |id: usize| counts.get(id).copied().unwrap_or(0) as f64;
     let max_count = ids.iter().map(|id| count(*id)).fold(1.0, f64::max);
     let verdicts = outliers::judge(candidates, counts, ids, knobs.standard_deviation_factor);
-    let mut scored = Scored { best: vec![Least::default(); rolesets], max: 1.0, fates: Vec::with_capacity(ids.len()) };
+    let mut scored = Scored {
+        best: vec![Least::default(); rolesets],
+        max: 1.0,
+        any_mean: false,
+        fates: Vec::with_capacity(ids.len()),
+    };
     for (id, verdict) in ids.iter().copied().zip(verdicts) {
         let (fate, percent) = match verdict {
             outliers::Verdict::Skip => {
@@ -137,7 +150,11 @@ pub(super) fn score(candidates: &[Candidate<'_>], ids: &[usize], scoring: Scorin
                 let signals = state.signals.load();
                 let fresh = signals.fresh(context.now, context.max_metric_age);
                 let mean = signals.prefill_seconds_mean.filter(|_| fresh);
-                conductor::score(count(id), mean, request.prefix_tokens, percent)
+                scored.any_mean |= mean.is_some();
+                // Its estimate needs no threshold: a match of 1 % saves 1 % (the PD document names `AIBRIX_MIN_MATCH_PCT`
+                // for the other two policies only).
+                let cached = if fate == Fate::LoadOnly { 0 } else { matches.raw(id).unwrap_or(0) };
+                conductor::score(count(id), mean, request.prefix_tokens, cached)
             }
             PrefillPolicy::TokenLoad => token_load::load(state.load.tokens.view(), knobs),
             PrefillPolicy::HybridCacheLoad => {

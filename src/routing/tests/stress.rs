@@ -58,7 +58,7 @@ fn stress_charges_leave_no_trace() {
                         charges.decode.hand_over();
                         match rng.below(4) {
                             0 => charges.decode.complete(),
-                            1 => charges.tokens.strand(at(step + 30)),
+                            1 => charges.tokens.strand(at(step + 30), at(step)),
                             2 => charges.tokens.touch(at(step)),
                             _ => {}
                         }

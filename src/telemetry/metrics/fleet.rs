@@ -25,21 +25,24 @@ pub struct PodGauge {
     pub pending: u64,
     /// Time since its metrics were scraped.
     pub metrics_age: Option<Duration>,
-    /// Its token ledgers; `None` when nothing is or was just charged there.
+    /// Its token ledger; `None` when nothing is or was just charged there.
     pub tokens: Option<TokenGauge>,
 }
 
-/// The token ledgers of one pod, tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TokenGauge {
-    /// Being computed.
-    pub active: u64,
-    /// Resident on the prefill side.
-    pub kv: u64,
-    /// Resident for a decode pod that never came.
-    pub stranded: u64,
-    /// Outstanding on the decode side.
-    pub decode: u64,
+/// The token ledger of one pod, tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenGauge {
+    /// Of a prefill pod.
+    Prefill {
+        /// Being computed.
+        active: u64,
+        /// Resident.
+        kv: u64,
+        /// Resident for a decode pod that never came.
+        stranded: u64,
+    },
+    /// Of a decode pod: outstanding.
+    Decode(u64),
 }
 
 /// One model.
@@ -62,6 +65,8 @@ pub struct FleetGauges {
     pub models: Vec<ModelGauge>,
     /// Its pods.
     pub pods: Vec<PodGauge>,
+    /// Its rolesets, of all models.
+    pub rolesets: Vec<Arc<str>>,
 }
 
 impl Metrics {
@@ -116,6 +121,12 @@ impl Metrics {
                 family.retain(["model", "model"], |model, _| models.contains(model));
             }
         }
+        let rolesets: HashSet<&str> = fleet.rolesets.iter().map(|name| &**name).collect();
+        for metric in [Metric::BandServed, Metric::BandTokens] {
+            if let Some(family) = self.families.get(metric as usize) {
+                family.retain(["roleset", "roleset"], |roleset, _| rolesets.contains(roleset));
+            }
+        }
         for model in &fleet.models {
             self.series(Metric::ModelReplicas, &[&model.name]).set(model.replicas as u64);
             self.series(Metric::ConfigDisagreements, &[&model.name]).set(model.config_disagreements as u64);
@@ -135,11 +146,14 @@ impl Metrics {
             if let Some(age) = pod.metrics_age {
                 self.series(Metric::PodMetricsAge, &labels).set_decimal(age.as_secs_f64());
             }
-            if let Some(tokens) = pod.tokens {
-                self.series(Metric::TokenActive, &labels).set(tokens.active);
-                self.series(Metric::TokenKv, &labels).set(tokens.kv);
-                self.series(Metric::TokenDecode, &labels).set(tokens.decode);
-                self.series(Metric::TokenStranded, &labels).set(tokens.stranded);
+            match pod.tokens {
+                Some(TokenGauge::Prefill { active, kv, stranded }) => {
+                    self.series(Metric::TokenActive, &labels).set(active);
+                    self.series(Metric::TokenKv, &labels).set(kv);
+                    self.series(Metric::TokenStranded, &labels).set(stranded);
+                }
+                Some(TokenGauge::Decode(tokens)) => self.series(Metric::TokenDecode, &labels).set(tokens),
+                None => {}
             }
         }
         self.series(Metric::SnapshotVersion, &[]).set(fleet.snapshot_version);

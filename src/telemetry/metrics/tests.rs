@@ -41,6 +41,7 @@ fn pod(name: &str) -> Arc<PodLabels> {
 
 fn fleet(pods: &[&str]) -> FleetGauges {
     FleetGauges {
+        rolesets: Vec::new(),
         snapshot_version: 7,
         models: vec![ModelGauge { name: "llama".into(), replicas: pods.len(), config_disagreements: 0 }],
         pods: pods

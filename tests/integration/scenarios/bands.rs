@@ -73,6 +73,8 @@ async fn rolesets_of_equal_range_get_a_band_each_which_only_advises() {
     .await;
     for _ in 0..8 {
         assert_eq!((target(path, SHORT).await, target(path, LONG).await), ("d0".to_owned(), "d1".to_owned()));
+        // A plan that is made meanwhile must see the same mixture, or its cut moves.
+        traffic(path).await;
     }
     let page = tandem.admin_json("/debug/fleet").await;
     assert_eq!((&bands(&page)[0]["profile"], &bands(&page)[0]["mode"]), (&json!("default"), &json!("throughput")));

@@ -67,8 +67,7 @@ async fn token_gauges_follow_a_request_and_leave_with_their_pod() {
         assert_eq!(newest["prefill_pods"][0]["pod"], "default/p0");
     }
     settle_pairs(&fleet, &pairs).await;
-    let [_, decode] = pairs[0].pods(&by_tokens());
-    fleet.pods.put([decode]);
+    fleet.pods.remove("p0");
     let tandem = &fleet.tandems[0];
     let gone = async || gauge(tandem, "pd_token_load_kv_tokens", "p0").await.is_none().then_some(());
     eventually(SOON, "the series leave with their pod", gone).await;
@@ -78,35 +77,28 @@ async fn token_gauges_follow_a_request_and_leave_with_their_pod() {
 /// elsewhere, and after the lease they are gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn r42_stranded_blocks_keep_new_work_away_until_their_lease_ends() {
-    let (fleet, pairs) = start(2, &[("TANDEM_KV_LEASE_SECONDS", "10")]).await;
+    let (fleet, pairs) = start(2, &[("TANDEM_KV_LEASE_SECONDS", "20")]).await;
     let tandem = &fleet.tandems[0];
     let path = fleet.paths().remove(0);
-    let refused = || Fault::on("/v1/").answer(503, "application/json", r#"{"error":"overloaded"}"#).always();
-    pairs[0].decode.script(refused());
-    pairs[1].decode.script(refused());
+    // Pair 1 refuses what it is handed; pair 0 serves.
+    pairs[1].decode.script(Fault::on("/v1/").answer(503, "application/json", r#"{"error":"overloaded"}"#).always());
+    let begun = tokio::time::Instant::now();
+    let mut refused = 0;
     for n in 0..20 {
         let answer = ask(&path, chat(MODEL, &format!("{n}: {}", "word ".repeat(500)), 4, false)).send().await;
-        assert_eq!(answer.status, 503, "the engine's own answer");
+        refused += usize::from(answer.status == 503);
         answer.body().await;
     }
-    let stranded = async |pod| gauge(tandem, "tandem_token_load_stranded_tokens", pod).await.unwrap_or(0.0);
-    let (first, second) = (stranded("p0").await, stranded("p1").await);
-    assert!(first + second > 20.0 * 4_000.0, "{first} {second}");
-    assert!((first - second).abs() <= 5_000.0, "one refused request more or less: {first} {second}");
-    // Pair 0 takes requests again, and strands nothing more; pair 1 fills up. So the load decides for pair 0.
-    pairs[0].decode.clear_faults();
-    for pair in &pairs {
-        pair.prefill.clear_records();
+    if begun.elapsed() < Duration::from_secs(15) {
+        // The first one that drew pair 1 left its blocks there, and they kept all others away.
+        assert!(refused <= 1, "{refused} of 20 went to the pod that is full of stranded blocks");
+        let stranded = gauge(tandem, "tandem_token_load_stranded_tokens", "p1").await.unwrap_or(0.0);
+        assert_eq!(stranded > 4_000.0, refused == 1, "{stranded} tokens after {refused} refusals");
     }
-    let quiet = async || (stranded("p0").await + stranded("p1").await == 0.0).then_some(());
-    eventually(Duration::from_secs(30), "the leases end", quiet).await;
-    for n in 0..6 {
-        let text = chat(MODEL, &format!("again {n}: {}", "word ".repeat(500)), 4, false);
-        ask(&path, text).send().await.body().await;
-    }
-    // One of the six at most found both sides empty and drew pair 1; its blocks keep the others away from it.
-    let taken = pairs[1].prefill.records().len();
-    assert!(taken <= 1, "{taken} of 6 went to the pod that is full of stranded blocks");
-    eventually(Duration::from_secs(30), "the last lease ends", quiet).await;
+    let quiet = async || {
+        let left = gauge(tandem, "tandem_token_load_stranded_tokens", "p1").await.unwrap_or(0.0);
+        (left == 0.0).then_some(())
+    };
+    eventually(Duration::from_mins(1), "the lease ends", quiet).await;
     settle_pairs(&fleet, &pairs).await;
 }
