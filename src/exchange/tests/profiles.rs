@@ -242,7 +242,7 @@ fn a_request_that_is_not_served_gives_its_place_back() {
     let mut wrong = Run::new(Arc::clone(&world));
     wrong.now = 1480;
     wrong.feed(head(PD)).feed(body(r#"{"model":"m","prompt":"x","max_tokens":1,"max_tokens":2}"#));
-    assert_eq!((wrong.refusal().reason, taken()), (Reason::InvalidPdRequest, 0));
+    assert_eq!((wrong.refusal().reason, taken()), (Reason::InvalidPdRequest, 1));
 
     // No pair to be had.
     let lonely: Vec<PodSpec> = configured(LIMITED).into_iter().take(1).collect();
