@@ -152,6 +152,8 @@ pub struct Exchange {
     /// The peer was asked to wait longer for the reply to the body.
     extended: bool,
     prefill_host: Option<Arc<str>>,
+    /// The prefill pod holds KV blocks of which nobody could be told.
+    unclaimed: bool,
     /// The answer has brought content: its pod had the KV blocks.
     content: bool,
     /// Summary of the decision, for a client that asked and may.
@@ -188,6 +190,7 @@ impl Exchange {
             answer_headers: HeaderMap::new(),
             extended: false,
             prefill_host: None,
+            unclaimed: false,
             content: false,
             explanation: None,
             record: RequestRecord {
@@ -380,7 +383,7 @@ impl Exchange {
             Outcome::EngineErrorEvent | Outcome::AnswerCut => !self.content,
             Outcome::Success | Outcome::ClientGone | Outcome::Shutdown => false,
         };
-        self.record.handoff == Handoff::Unusable.label() || relayed && unanswered
+        self.unclaimed || self.record.handoff == Handoff::Unusable.label() || relayed && unanswered
     }
 
     fn end(&mut self, now: Tick, outcome: Outcome, effects: &mut Vec<Effect>) -> State {

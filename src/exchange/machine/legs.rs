@@ -244,7 +244,7 @@ impl Exchange {
             Err(error) => {
                 if engines::accept_prefill(outcome).is_ok() {
                     // It did its work, and holds blocks that nobody can be told of.
-                    self.record.handoff = Handoff::Unusable.label();
+                    self.unclaimed = true;
                 }
                 let class = outcome.failure_class();
                 leg.finish(outcome.metric_outcome());

@@ -135,7 +135,7 @@ async fn r58_every_order_of_messages_ends_the_request_once() {
                 seen = immediate.status;
             }
         }
-        while !matches!(stream.try_next(), Some(Reply::End(..))) {
+        loop {
             match stream.next().await {
                 Reply::Immediate(immediate) => seen = immediate.status,
                 Reply::End(..) => break,

@@ -144,7 +144,9 @@ async fn every_end_of_a_request_is_counted_by_its_name() {
     // The decode side: its error passes through, it breaks off, the client leaves it; and an answer without usage.
     let decode = &sandbox.decode[0];
     decode.script(on().answer(429, "application/json", r#"{"error":{"message":"slow down"}}"#));
-    assert_eq!(Call::post(&path, CHAT, chat(true, 8)).send().await.status, 429);
+    let refused = Call::post(&path, CHAT, chat(true, 8)).send().await;
+    // Read to its end: a client that leaves before counts as gone.
+    assert_eq!((refused.status.as_u16(), refused.body().await.complete), (429, true));
     decode.script(on().error_event_after(2));
     assert!(Call::post(&path, CHAT, chat(true, 8)).send().await.events().collect().await.1);
     decode.script(on().cut_after(1, tandem_sim::Cut::Reset));
