@@ -9,7 +9,7 @@ use crate::fleet::Pod;
 use std::sync::Arc;
 
 /// How many candidates of one side a decision describes; of more, those with the best scores.
-pub const DESCRIBED: usize = 32;
+pub const DESCRIBED: usize = 16;
 
 /// What became of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +124,9 @@ pub(super) fn describe(
         order.truncate(DESCRIBED);
     }
     order.sort_unstable_by(rank);
-    order.into_iter().filter_map(|(_, id)| describe(id)).collect()
+    let mut described = Vec::with_capacity(order.len());
+    described.extend(order.into_iter().filter_map(|(_, id)| describe(id)));
+    described
 }
 
 /// Describes single pods: with their scores, or none where none was needed (chance, a session, the only one). `ties` of
@@ -144,7 +146,9 @@ pub(super) fn singles(
 
 /// What was found for the candidate `id`, when `found` goes with the ascending list `ids` of those that were looked at.
 pub(super) fn found<T: Copy>(ids: &[usize], found: &[T], id: usize) -> Option<T> {
-    ids.binary_search(&id).ok().and_then(|place| found.get(place)).copied()
+    // Mostly everybody was looked at, and then each is in its own place.
+    let place = if ids.get(id) == Some(&id) { id } else { ids.binary_search(&id).ok()? };
+    found.get(place).copied()
 }
 
 impl DecodeFastPath {

@@ -11,7 +11,7 @@ fn cached(tokens: f64) -> f64 {
 
 /// Time for tokens that must be computed; attention makes it grow faster than the prompt.
 fn computed(tokens: f64) -> f64 {
-    if tokens > 0.0 { 0.001 * tokens.powf(1.5) + 5.0 } else { 0.0 }
+    if tokens > 0.0 { 0.001 * tokens * tokens.sqrt() + 5.0 } else { 0.0 }
 }
 
 /// `queue + cached prefix + computed rest`: `count` outstanding prefills of `mean_seconds` each (the engine's own
