@@ -357,7 +357,7 @@ async fn sweep_token_charges(world: Arc<World>, clock: Clock, stop: Cancellation
             () = stop.cancelled() => return,
         }
         beats += 1;
-        if beats % SESSION_BEATS == 0 {
+        if beats.is_multiple_of(SESSION_BEATS) {
             world.sessions.sweep(clock.now());
         }
         world.sweep_token_charges(clock.now());
