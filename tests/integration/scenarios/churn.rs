@@ -15,7 +15,7 @@ use crate::harness::fleet::{Fleet, FleetOptions};
 use crate::harness::http::Answer;
 use crate::harness::pods::PodManifest;
 use crate::harness::tandem::{Tandem, TandemOptions};
-use crate::harness::within;
+use crate::harness::{SOON, eventually, within};
 
 /// Models and rolesets: the four places that a pod can be in.
 const PLACES: [(&str, &str); 4] = [("m", "a"), ("m", "b"), ("n", "a"), ("n", "b")];
@@ -276,11 +276,14 @@ async fn r50_namespaces_and_reused_addresses_do_not_mix() {
     for number in 0..6 {
         requests.spawn(ask(&path, chat(MODEL, &format!("{number}"), 2, false)).send());
     }
-    for hold in &holds {
-        within("three on each", hold.wait_for(3)).await;
-    }
-    for namespace in ["ns1", "ns2"] {
-        assert_eq!(counts(&tandems[0], &format!("{namespace}/d0")).await, [0, 0, 3]);
+    let held = async || (holds.iter().map(Hold::waiting).sum::<usize>() == 6).then_some(());
+    eventually(SOON, "all six are held", held).await;
+    // How they are divided is not the point (a scrape in between can tip the scales), but that both get some, and that
+    // each pod counts its own.
+    for (namespace, hold) in ["ns1", "ns2"].into_iter().zip(&holds) {
+        let waiting = hold.waiting();
+        assert!(waiting > 0, "{namespace} got nothing");
+        assert_eq!(counts(&tandems[0], &format!("{namespace}/d0")).await, [0, 0, waiting as u64]);
     }
     holds.into_iter().for_each(Hold::release);
     assert!(requests.join_all().await.iter().all(|answer| answer.status == 200));
