@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::eligibility::{Candidate, Pool};
-use super::least::Least;
+use super::least::{Least, least};
 use super::{
     Context, Decision, Explanation, FastPaths, Fate, MissingSignals, RequestFacts, RoutingError, Scores, SingleReason,
     Strategy, Target, Ties, TokenCost, band, combined, decode, explain, pair, plain, prefill, unsplittable,
@@ -56,10 +56,11 @@ pub(super) fn decide(
             })
         }
         Pool::Combined(pods, reason @ SingleReason::CombinedUnsplittable) => {
-            plain::least_request(pods.iter().copied(), context, &mut rng).map(|(pod, count)| {
+            let counts: Vec<f64> = pods.iter().map(|pod| plain::in_flight(pod, context)).collect();
+            least(counts.iter().copied().zip(pods), &mut rng).map(|(pod, count)| {
                 let scores = Scores { decode: Some(count), decode_count: count, ..Scores::default() };
-                let score = |id: usize| pods.get(id).map(|pod| plain::in_flight(pod, context));
-                let explanation = explain::singles(pods, score, context, 1);
+                let ties = counts.iter().filter(|other| **other == count).count();
+                let explanation = explain::singles(pods, |id| counts.get(id).copied(), context, ties);
                 Decision { explanation, ..single(pod, *reason, pods.len(), scores, FastPaths::default()) }
             })
         }
@@ -169,15 +170,7 @@ fn pick_pair(
                 Some(prefill::considered(candidate, fate, count, matches.counted(id, knobs), context))
             },
         ),
-        decodes: explain::describe(
-            decodes.len(),
-            |id| explain::found(&decode_ids, &decode_scored.scores, id),
-            |id| {
-                let score = explain::found(&decode_ids, &decode_scored.scores, id);
-                let facts = facts.get(id)?;
-                Some(facts.considered(decodes.get(id)?.pod, score, decode_scored.beside(facts), context.now))
-            },
-        ),
+        decodes: decode::explain(decodes, &facts, &decode_ids, &decode_scored, context.now),
         ties: Ties {
             prefill: prefill_scored.best.get(roleset).map_or(1, Least::ties),
             decode: decode_best.get(roleset).map_or(1, Least::ties),

@@ -8,6 +8,7 @@
 
 mod band;
 mod bucket;
+mod busy;
 mod cascade;
 mod combined;
 mod decode;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::eligibility::Candidate;
 use super::least::Least;
-use super::{Context, Explanation, FastPaths, Scores, Ties, decode, explain};
+use super::{Context, Explanation, FastPaths, Scores, Ties, decode};
 use crate::fleet::Pod;
 use crate::knobs::PdKnobs;
 use crate::rng::Rng;
@@ -40,15 +40,7 @@ pub(super) fn decode_only<'a>(
         ..Scores::default()
     };
     let explanation = Explanation {
-        decodes: explain::describe(
-            candidates.len(),
-            |id| explain::found(&ids, &scored.scores, id),
-            |id| {
-                let facts = all.get(id)?;
-                let score = explain::found(&ids, &scored.scores, id);
-                Some(facts.considered(candidates.get(id)?.pod, score, scored.beside(facts), context.now))
-            },
-        ),
+        decodes: decode::explain(candidates, &all, &ids, &scored, context.now),
         ties: Ties { total: ties, ..Ties::default() },
         maxima: (1.0, scored.max),
         ..Explanation::default()

@@ -155,7 +155,7 @@ metrics! {
     EngineMetricMissing "tandem_engine_metric_missing_total" Counter &["engine", "metric"],
         "Scrapes that were answered without a metric that routing needs, under any of its known names.";
     RoutingSignalMissing "tandem_routing_signal_missing_total" Counter &["model", "signal"],
-        "Selections whose strategy wanted this signal while no candidate's engine had reported it lately: requests in flight decided instead.";
+        "Selections whose strategy wanted this signal while no candidate's engine had reported it lately: what is known decided without it, in the end the requests in flight.";
     Panics "tandem_panics_caught_total" Counter &[],
         "Panics caught at the border of a request or a background task: defects, please report.";
     SpansDropped "tandem_spans_dropped_total" Counter &[],

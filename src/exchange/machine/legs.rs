@@ -48,6 +48,7 @@ impl Exchange {
             self.record.timings.routed = Some(now);
             return self.hand_over(now, &body, None, vllm::plain_body(&body), None, effects);
         };
+        let prompt_tokens = self.record.body_bytes as u64 / BYTES_PER_TOKEN;
         let facts = RequestFacts {
             length: plan::bucket_length(&body, prepared.length),
             hashes: &prepared.hashes,
@@ -55,9 +56,9 @@ impl Exchange {
             profile: plan.profile.as_deref(),
             filter: plan.filter.as_ref(),
             affinity: plan.session.affinity(),
-            prompt_tokens: self.record.body_bytes as u64 / BYTES_PER_TOKEN,
+            prompt_tokens,
             prefix_tokens: prepared.prefix_tokens,
-            session_growth: self.session_growth(now, &model, &plan),
+            session_growth: self.session_growth(now, &model, &plan, prompt_tokens),
         };
         let context = Context {
             now,
@@ -146,14 +147,13 @@ impl Exchange {
     }
 
     /// By how much the prompt of the request's session grew, for the policies that charge tokens.
-    fn session_growth(&self, now: Tick, model: &Model, plan: &Plan) -> Option<u64> {
+    fn session_growth(&self, now: Tick, model: &Model, plan: &Plan, prompt_tokens: u64) -> Option<u64> {
         if plan.strategy != Some(Strategy::Pd) || !plan.knobs.prefill_policy.charges_tokens() {
             return None;
         }
         // Opaque to us, so it need not be text.
         let key = self.head.as_ref()?.headers.get("x-aibrix-session-key")?.as_bytes().trim_ascii();
-        let tokens = self.record.body_bytes as u64 / BYTES_PER_TOKEN;
-        self.world.sessions.grow(&model.name, key, tokens, plan.knobs.token_load_session_ttl, now)
+        self.world.sessions.grow(&model.name, key, prompt_tokens, plan.knobs.token_load_session_ttl, now)
     }
 
     fn start_legs(

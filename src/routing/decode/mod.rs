@@ -12,12 +12,12 @@ mod score;
 mod token_load;
 
 pub(super) use fast_path::fast_path;
-pub(super) use score::score;
+pub(super) use score::{Scored, score};
 
 use super::eligibility::Candidate;
 use std::time::Duration;
 
-use super::{Considered, Context, Fate, RequestFacts, Terms};
+use super::{Considered, Context, Fate, RequestFacts, Terms, explain};
 use crate::clock::Tick;
 use crate::fleet::Pod;
 use crate::knobs::PdKnobs;
@@ -142,6 +142,21 @@ impl Facts {
             },
         }
     }
+}
+
+/// The candidates as an explanation shows them; `scored` goes with `ids`.
+pub(super) fn explain(
+    candidates: &[Candidate<'_>],
+    facts: &[Facts],
+    ids: &[usize],
+    scored: &Scored,
+    now: Tick,
+) -> Vec<Considered> {
+    let score = |id| explain::found(ids, &scored.scores, id);
+    explain::describe(candidates.len(), score, |id| {
+        let facts = facts.get(id)?;
+        Some(facts.considered(candidates.get(id)?.pod, score(id), scored.beside(facts), now))
+    })
 }
 
 /// Decode requests per decode pod of each roleset.

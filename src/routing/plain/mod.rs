@@ -32,7 +32,7 @@ pub use missing::MissingSignals;
 pub(super) use self::missing::Signal;
 use self::view::View;
 use super::explain::{DESCRIBED, describe, singles};
-use super::least::{Least, least};
+use super::least::Least;
 use super::prefill::Matches;
 use super::{Affinity, Context, Explanation, Scores, Strategy, Ties, Weights};
 use crate::fleet::Pod;
@@ -43,15 +43,6 @@ use crate::rng::Rng;
 /// pod's metrics are fresh.
 pub(super) fn in_flight(pod: &Pod, context: Context<'_>) -> f64 {
     pod.state.load.view().in_flight() as f64 + super::decode::foreign(pod, context)
-}
-
-/// The pod with the fewest requests in flight, ties at random.
-pub(super) fn least_request<'a>(
-    pods: impl IntoIterator<Item = &'a Arc<Pod>>,
-    context: Context<'_>,
-    rng: &mut Rng,
-) -> Option<(&'a Arc<Pod>, f64)> {
-    least(pods.into_iter().map(|pod| (in_flight(pod, context), pod)), rng)
 }
 
 /// What strategies look at beside the pods.

@@ -10,10 +10,8 @@
 //!   roleset loses its last prefill pod however good its decode side is, but they compete on load alone: their prefix
 //!   match does not count. The match is what made them hot.
 
+use super::super::busy::Busy;
 use super::super::eligibility::Candidate;
-
-/// A count this much above the least is no noise.
-const MIN_EXCESS: u64 = 4;
 
 /// What becomes of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,13 +34,8 @@ pub(super) fn judge(candidates: &[Candidate<'_>], counts: &[u64], ids: &[usize],
 /// The same on (roleset, count).
 fn judge_counts(items: &[(usize, u64)], factor: f64) -> Vec<Verdict> {
     let mut verdicts = vec![Verdict::Keep; items.len()];
-    let Some(min) = items.iter().map(|(_, count)| *count).min() else { return verdicts };
-    let n = items.len() as f64;
-    let mean = items.iter().map(|(_, count)| *count as f64).sum::<f64>() / n;
-    let squares: f64 = items.iter().map(|(_, count)| (*count as f64 - mean).powi(2)).sum();
-    let sigma = if items.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 };
-    let bound = mean + factor * sigma;
-    let outlier = |count: u64| count as f64 > bound && count - min >= MIN_EXCESS;
+    let busy = Busy::above(items.iter().map(|(_, count)| *count as f64), factor);
+    let outlier = |count: u64| busy.is(count as f64);
     for (group, group_verdicts) in items.chunk_by(|a, b| a.0 == b.0).scan(0, |start, group| {
         let range = *start..*start + group.len();
         *start = range.end;
@@ -113,7 +106,7 @@ mod tests {
             }
             let min = items.iter().map(|i| i.1).min().unwrap();
             for (item, verdict) in items.iter().zip(&verdicts) {
-                prop_assert!(*verdict == Keep || item.1 >= min + MIN_EXCESS);
+                prop_assert!(*verdict == Keep || item.1 >= min + 4);
             }
         }
     }
