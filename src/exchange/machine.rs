@@ -6,6 +6,7 @@ mod legs;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -396,7 +397,7 @@ impl Exchange {
             if self.blocks_left_behind(outcome) {
                 // The lease began when the prefill ended.
                 let prefilled = self.record.timings.prefill_end.unwrap_or(now);
-                charges.tokens.strand(prefilled.plus(self.world.knobs.pd.kv_lease), now);
+                charges.tokens.strand(prefilled.plus(self.world.knobs.pd.kv_lease.unwrap_or(Duration::from_secs(30))), now);
             } else {
                 charges.tokens.finish(now);
             }
