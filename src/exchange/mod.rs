@@ -20,11 +20,15 @@ mod machine;
 mod plan;
 mod prepare;
 mod session;
+mod world;
 #[cfg(test)]
 mod tests;
 
 pub use admission::{Budget, Permit, Reservation};
-pub use event::{Adapter, AnswerHead, Effect, Event, RequestHead, RoutePlan};
+pub use event::{
+    AbortPlan, Adapter, AnswerHead, Effect, Event, LookupCall, OwnAnswer, RequestHead, RoutePlan,
+};
 pub use headers::{leg_headers, strip_hop_by_hop};
-pub use machine::{Exchange, World};
+pub use machine::Exchange;
 pub use prepare::{PrepareJob, Prepared};
+pub use world::World;

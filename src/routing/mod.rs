@@ -94,6 +94,8 @@ pub struct RequestFacts<'a> {
     pub prefix_tokens: u64,
     /// By how many tokens the prompt of the request's session has grown, where that is known.
     pub session_growth: Option<u64>,
+    /// Slot of a prefill or single pod that a retry must not use.
+    pub avoid: Option<u32>,
 }
 
 impl Default for RequestFacts<'_> {
@@ -109,6 +111,7 @@ impl Default for RequestFacts<'_> {
             session_growth: None,
             filter: None,
             affinity: Affinity::default(),
+            avoid: None,
         }
     }
 }
@@ -266,6 +269,19 @@ pub struct Charges {
     pub conflicts: u32,
     /// True when it was charged without the check, after too many conflicts.
     pub blind: bool,
+}
+
+impl Charges {
+    /// Another decode pod serves the request: what the first was charged moves there.
+    pub fn follow(&mut self, pod: &Arc<PodState>, ttl: Duration, now: Tick) {
+        let mut decode = DecodeCharge::open(pod);
+        decode.hand_over();
+        self.decode = decode;
+        if let Some(charge) = self.tokens.decode.take() {
+            self.tokens.decode = Some(TokenCharge::decode(pod, charge.tokens(), now, ttl));
+            charge.finish(now);
+        }
+    }
 }
 
 /// No target. Every variant is a 503 whose text says what is missing (reference section 4.1).
