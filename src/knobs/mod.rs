@@ -144,6 +144,8 @@ pub enum KvConnector {
     Shfs,
     /// The whole prefill answer travels as `disagg_prefill_resp` (Neuron).
     Nixl,
+    /// vLLM's MooncakeConnector: both legs at once, matched by a transfer id.
+    Mooncake,
 }
 
 /// How the prefix index turns a prompt into bytes to hash (`AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE`).

@@ -352,18 +352,15 @@ fn read_pd(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> PdKnobs {
     }
 }
 
-/// The reference fails every request on an unknown connector, and accepts `mooncake` without acting on it. Both are
-/// better told at the start.
+/// The reference fails every request on an unknown connector. That is better told at the start.
 fn read_connector(reader: &mut Reader<'_>, default: KvConnector, refusals: &mut Vec<String>) -> KvConnector {
     const NAME: &str = "AIBRIX_KV_CONNECTOR_TYPE";
-    match reader.raw(NAME).as_deref() {
-        None | Some("shfs" | "nixl") => {}
-        Some("mooncake") => {
-            refusals.push(format!("{NAME} is \"mooncake\", which is not supported yet; use shfs or nixl"));
-        }
-        Some(other) => refusals.push(format!("{NAME} is {:?}, but must be shfs or nixl", shorten(other))),
+    const CHOICES: [(&str, KvConnector); 3] =
+        [("shfs", KvConnector::Shfs), ("nixl", KvConnector::Nixl), ("mooncake", KvConnector::Mooncake)];
+    if let Some(other) = reader.raw(NAME).filter(|text| CHOICES.iter().all(|(name, _)| name != text)) {
+        refusals.push(format!("{NAME} is {:?}, but must be shfs, nixl or mooncake", shorten(&other)));
     }
-    reader.choice(NAME, default, &[("shfs", KvConnector::Shfs), ("nixl", KvConnector::Nixl)])
+    reader.choice(NAME, default, &CHOICES)
 }
 
 fn read_limits(reader: &mut Reader<'_>) -> Limits {

@@ -228,7 +228,7 @@ pub(super) const GROUPS: &[Group] = &[
             one(
                 "AIBRIX_KV_CONNECTOR_TYPE",
                 "shfs",
-                "`shfs` or `nixl`",
+                "`shfs`, `nixl` or `mooncake`",
                 "",
                 "What moves the KV cache between vLLM pods; the pod label `model.aibrix.ai/kv-connector-type` wins. \
                  Any other value stops the start.",

@@ -251,10 +251,10 @@ impl Exchange {
                 self.world.metrics.pd_prefill_failed(class, PrefillStage::BeforeResponse);
                 self.refuse(now, error, effects)
             }
-            Ok((body, handoff)) => {
+            Ok(relay) => {
                 leg.finish(PrefillOutcome::Success);
-                self.record.handoff = handoff.label();
-                self.hand_over(now, &parsed, Some(&decode), body, Some(attempt), effects)
+                self.record.handoff = relay.handoff.label();
+                self.hand_over(now, &parsed, Some(&decode), relay.body, Some(attempt), effects)
             }
         }
     }
@@ -272,7 +272,9 @@ impl Exchange {
         let Routed { body: parsed, prefill, decode, connector, attempt, leg } = routed;
         if let Ok(answer) = engines::accept_prefill(outcome) {
             leg.finish(PrefillOutcome::Success);
-            if let Ok((body, Handoff::Relayed)) = vllm::decode_body(&parsed, connector, answer, &prefill.spec.host) {
+            if let Ok(vllm::Relay { body, handoff: Handoff::Relayed, .. }) =
+                vllm::decode_body(&parsed, connector, answer, &prefill.spec.host)
+            {
                 self.record.handoff = Handoff::Relayed.label();
                 effects.push(Effect::Deliver(Box::new(LegRequest {
                     address: Arc::clone(&decode.address),
