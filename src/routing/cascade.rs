@@ -43,6 +43,7 @@ pub(super) fn decide(
         scores,
         missing: MissingSignals::default(),
         tokens: TokenCost::default(),
+        ejections_ignored: false,
         explanation: Explanation::default(),
     };
     let decision = match pool {
@@ -180,6 +181,7 @@ fn pick_pair(
     };
     Some(Decision {
         explanation,
+        ejections_ignored: false,
         target: Target::Pair { prefill: Arc::clone(prefill.pod), decode: Arc::clone(decode.pod) },
         strategy: Strategy::Pd,
         policies: Some((knobs.prefill_policy, knobs.decode_policy)),

@@ -39,7 +39,7 @@ pub use strategy::{Strategy, Weights};
 use crate::clock::Tick;
 use crate::fleet::{Model, Pod, PodState, Selector};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
-use crate::load::{DecodeCharge, PrefillCharge, TokenCharge, TokenCharges};
+use crate::load::{DecodeCharge, PrefillCharge, Probes, TokenCharge, TokenCharges};
 use crate::prefix::PrefixIndex;
 
 /// How long the prompt is, as far as it had to be counted.
@@ -94,6 +94,8 @@ pub struct RequestFacts<'a> {
     pub prefix_tokens: u64,
     /// By how many tokens the prompt of the request's session has grown, where that is known.
     pub session_growth: Option<u64>,
+    /// A pod ([`PodState::slot`]) that has failed the request already: another try does without it.
+    pub avoid: Option<u32>,
 }
 
 impl Default for RequestFacts<'_> {
@@ -107,6 +109,7 @@ impl Default for RequestFacts<'_> {
             prompt_tokens: 0,
             prefix_tokens: 0,
             session_growth: None,
+            avoid: None,
             filter: None,
             affinity: Affinity::default(),
         }
@@ -249,6 +252,8 @@ pub struct Decision {
     pub missing: MissingSignals,
     /// What its pods are charged in tokens.
     pub tokens: TokenCost,
+    /// Everybody who could have served it was ejected, so that ejections did not count.
+    pub ejections_ignored: bool,
     /// Who was considered and by which numbers.
     pub explanation: Explanation,
 }
@@ -262,6 +267,9 @@ pub struct Charges {
     pub decode: DecodeCharge,
     /// What the token ledgers hold of it.
     pub tokens: TokenCharges,
+    /// Ejected pods, or an ejected pair, that this request is the one to try. Dropped without a verdict of
+    /// [`crate::load::Pairs::report`], another request may.
+    pub probes: Probes,
     /// How often another selection of the model committed first, so that this one decided again.
     pub conflicts: u32,
     /// True when it was charged without the check, after too many conflicts.
@@ -297,6 +305,12 @@ pub enum RoutingError {
     /// There are pods, but the client's selector lets none of them pass.
     #[error("external-filter matches none of {routable} ready pods")]
     Filtered {
+        /// Routable pods of the model.
+        routable: usize,
+    },
+    /// The pod that failed the request already is the only one that could serve it.
+    #[error("no other pod for another try: the one that failed is the only one of {routable} ready pods that fits")]
+    NoOther {
         /// Routable pods of the model.
         routable: usize,
     },
@@ -382,6 +396,7 @@ fn charge(decision: &Decision, [prefill_tokens, decode_tokens]: [Option<TokenCha
         prefill: prefill.map(PrefillCharge::open),
         decode: DecodeCharge::open(decode),
         tokens: TokenCharges::new(prefill_tokens.map(TokenCharge::charge), decode_tokens.map(TokenCharge::charge)),
+        probes: Probes::default(),
         conflicts: 0,
         blind: false,
     }

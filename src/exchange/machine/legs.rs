@@ -59,6 +59,7 @@ impl Exchange {
             prompt_tokens,
             prefix_tokens: prepared.prefix_tokens,
             session_growth: self.session_growth(now, &model, &plan, prompt_tokens),
+            avoid: None,
         };
         let context = Context {
             now,
