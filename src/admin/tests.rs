@@ -252,6 +252,7 @@ async fn decisions_are_shown_with_their_numbers() {
         scores: Scores { total: Some(0.75), ..Scores::default() },
         missing: crate::routing::MissingSignals::default(),
         tokens: TokenCost { prefill: Some(3600), decode: None },
+        ejections_ignored: false,
         explanation: Explanation {
             prefills: vec![considered(1, prefill), considered(99, prefill)],
             ..Explanation::default()

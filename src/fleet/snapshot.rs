@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use super::build::Identity;
 use super::{Engine, ModelConfig, Pod, PodKey};
 use crate::bands::ModelBands;
-use crate::load::{Commit, LoadCell, RateWindow};
+use crate::load::{Commit, LoadCell, Pairs, RateWindow, Settled};
 
 /// A roleset with at least one routable prefill and one routable decode replica.
 #[derive(Clone, Debug)]
@@ -75,6 +75,10 @@ pub struct Model {
     pub bands: Arc<ModelBands>,
     /// Requests of the present second that a profile's limit counts; survives snapshots.
     pub rate: Arc<RateWindow>,
+    /// Pairs that have failed lately; survives snapshots.
+    pub pairs: Arc<Pairs>,
+    /// How far this snapshot knows that nothing is ejected.
+    pub settled: Settled,
 }
 
 /// The whole fleet at one moment.
