@@ -110,9 +110,9 @@ impl Default for RequestFacts<'_> {
             prompt_tokens: 0,
             prefix_tokens: 0,
             session_growth: None,
-            avoid: None,
             filter: None,
             affinity: Affinity::default(),
+            avoid: None,
         }
     }
 }
@@ -275,6 +275,19 @@ pub struct Charges {
     pub conflicts: u32,
     /// True when it was charged without the check, after too many conflicts.
     pub blind: bool,
+}
+
+impl Charges {
+    /// Another decode pod serves the request: what the first was charged moves there.
+    pub fn follow(&mut self, pod: &Arc<PodState>, ttl: Duration, now: Tick) {
+        let mut decode = DecodeCharge::open(pod);
+        decode.hand_over();
+        self.decode = decode;
+        if let Some(charge) = self.tokens.decode.take() {
+            self.tokens.decode = Some(TokenCharge::decode(pod, charge.tokens(), now, ttl));
+            charge.finish(now);
+        }
+    }
 }
 
 /// No target. Every variant is a 503 whose text says what is missing (reference section 4.1).

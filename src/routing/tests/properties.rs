@@ -212,9 +212,11 @@ proptest! {
             ..scene.knobs
         };
         let facts = RequestFacts { hashes: &HASHES, ..request() };
-        let Ok(pool) = eligibility::Pool::gather(&model, &facts, scene.strategy, &knobs) else { return Ok(()) };
-        let eligibility::Pool::Pairs { prefills, decodes, .. } = &pool else { return Ok(()) };
-        let matches = prefill::Matches::look_up(&model, &pool, &facts, scene.strategy, &knobs, &index);
+        let nobody = ejections::Exclusions::default();
+        let eligible = eligibility::gather(&model, &facts, scene.strategy, &knobs, &nobody);
+        let Ok(eligible) = eligible else { return Ok(()) };
+        let eligibility::Pool::Pairs { prefills, decodes, .. } = &eligible.pool else { return Ok(()) };
+        let matches = prefill::Matches::look_up(&model, &eligible.pool, &facts, scene.strategy, &knobs, &index);
         let question = cascade::Question {
             model: &model,
             request: &facts,
@@ -224,7 +226,7 @@ proptest! {
             band: None,
         };
         let decision =
-            cascade::decide(question, &pool, &matches).unwrap();
+            cascade::decide(question, &eligible, &matches).unwrap();
         prop_assert_eq!(decision.fast_paths, FastPaths::default());
 
         // The same formulas without the bookkeeping: every candidate, every roleset.
