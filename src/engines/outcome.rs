@@ -5,7 +5,9 @@ use http::{HeaderValue, StatusCode};
 
 use super::errors::error_message;
 use super::leg::{LegFailure, LegOutcome};
+use super::lookup::LookupError;
 use crate::error::{ApiError, Reason};
+use crate::request::scan::JsonObject;
 
 /// A prefill pod's own error object up to this size is passed on as it is.
 const MAX_VERBATIM_BYTES: usize = 64 * 1024;
@@ -20,8 +22,44 @@ pub fn accept_prefill(outcome: &LegOutcome) -> Result<&Bytes, ApiError> {
             let said = error_message(body).unwrap_or_else(|| format!("status {}", status.as_u16()));
             Err(failed(LegFailure::HttpStatus, &said))
         }
-        LegOutcome::Failed { class, detail } => Err(failed(*class, detail)),
+        LegOutcome::Failed { class, detail, .. } => Err(failed(*class, detail)),
     }
+}
+
+/// The class in which a prefill leg failed; `None` when it did what it was asked for: a 200 with a JSON object. Where
+/// nobody needs the object, [`super::Protocol::survives_bad_response`] says that a `bad_response` is no failure.
+pub fn failure_of(outcome: &LegOutcome) -> Option<LegFailure> {
+    match outcome {
+        LegOutcome::Answered { status: StatusCode::OK, body, .. } if JsonObject::parse(body).is_ok() => None,
+        _ => Some(outcome.failure_class()),
+    }
+}
+
+/// What the client gets when the prefill leg failed while the decode leg, which was sent along with it, has not answered
+/// (`engine-protocols` section 1.4): the pod's own status where it is an error that Envoy has a name for, 502 for any
+/// other, 503 when there was no answer. The text is the message only; a 4xx of TensorRT-LLM in particular proves no
+/// mistake of the client.
+pub fn concurrent_failure(outcome: &LegOutcome) -> ApiError {
+    let class = outcome.failure_class();
+    match outcome {
+        LegOutcome::Failed { detail, .. } => failed(class, detail),
+        LegOutcome::Answered { status: StatusCode::OK, .. } => failed(class, "the answer is not a JSON object"),
+        LegOutcome::Answered { status, body, .. } => {
+            let said = error_message(body).unwrap_or_else(|| format!("status {}", status.as_u16()));
+            let passed = if is_known_error(status.as_u16()) { *status } else { StatusCode::BAD_GATEWAY };
+            failed(class, &said).with_status(passed)
+        }
+    }
+}
+
+/// What the client gets when a prefill pod could not be asked what the legs need to know. Neither was sent.
+pub fn lookup_failure(error: &LookupError) -> ApiError {
+    failed(error.class(), &error.to_string())
+}
+
+/// The errors among the statuses that Envoy sends in answers of its own (its `StatusCode` enumeration).
+fn is_known_error(status: u16) -> bool {
+    matches!(status, 400..=417 | 421..=424 | 426 | 428 | 429 | 431 | 500..=508 | 510 | 511)
 }
 
 fn rejected(status: StatusCode, body: &Bytes) -> ApiError {
@@ -91,7 +129,7 @@ mod tests {
         let text = failure_text(LegFailure::HttpStatus, &"é".repeat(200));
         assert!(text.ends_with("é..."), "{text}");
         assert!(text.len() <= 256 + 45);
-        let refused = LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".into() };
+        let refused = LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".into(), sent: false };
         assert_eq!(accept_prefill(&refused).unwrap_err().status.as_u16(), 503);
     }
 }

@@ -112,7 +112,7 @@ fn prefill_ok() -> Event {
 }
 
 fn prefill_failed() -> Event {
-    Event::Prefill(LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".to_owned() })
+    Event::Prefill(LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".to_owned(), sent: false })
 }
 
 fn answer_head(status: u16) -> Event {
