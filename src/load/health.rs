@@ -11,6 +11,8 @@
 
 mod pairs;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
