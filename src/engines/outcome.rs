@@ -132,4 +132,83 @@ mod tests {
         let refused = LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".into(), sent: false };
         assert_eq!(accept_prefill(&refused).unwrap_err().status.as_u16(), 503);
     }
+
+    #[test]
+    fn interop_21_a_leg_sent_along_keeps_the_pods_status_and_says_why() {
+        let openai = r#"{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}"#;
+        let text = |rest: &str| format!("prefill request failed (http_status): {rest}");
+        for (status, body, seen, expected) in [
+            (400, openai, 400, text("too long")),
+            (429, "", 429, text("status 429")),
+            (500, r#"{"object":"error","message":"boom"}"#, 500, text("boom")),
+            (503, "busy", 503, text("busy")),
+            (511, "", 511, text("status 511")),
+            (204, "", 502, text("status 204")),
+            (302, "", 502, text("status 302")),
+            (418, "", 502, text("status 418")),
+            (451, "", 502, text("status 451")),
+            (499, "", 502, text("status 499")),
+            (520, "", 502, text("status 520")),
+            (200, "oops", 503, "prefill request failed (bad_response): the answer is not a JSON object".into()),
+        ] {
+            let error = concurrent_failure(&answered(status, body));
+            assert_eq!((error.status.as_u16(), &*error.message), (seen, &*expected), "{status} {body}");
+            assert_eq!(error.headers()["x-error-pd-prefill"], "true");
+            assert_eq!(error.reason, Reason::PrefillFailed);
+            assert!(serde_json::from_slice::<serde_json::Value>(&error.body()).unwrap()["error"].is_object());
+        }
+        for class in [LegFailure::Timeout, LegFailure::Transport, LegFailure::Canceled, LegFailure::RequestSetup] {
+            let error = concurrent_failure(&LegOutcome::Failed { class, detail: "why".into(), sent: true });
+            assert_eq!(error.status.as_u16(), 503);
+            assert_eq!(error.message, format!("prefill request failed ({}): why", class.label()));
+        }
+        let long = "x".repeat(300).leak();
+        assert!(concurrent_failure(&answered(500, long)).message.len() <= 256 + 45);
+    }
+
+    #[test]
+    fn the_statuses_passed_on_are_those_that_envoy_knows() {
+        use envoy_types::pb::envoy::r#type::v3::StatusCode as Known;
+        for status in 400..600 {
+            assert_eq!(is_known_error(status), Known::try_from(i32::from(status)).is_ok(), "{status}");
+        }
+    }
+
+    #[test]
+    fn interop_23_an_unreadable_200_is_a_failure_of_its_own_class() {
+        for (outcome, expected) in [
+            (answered(200, "{}"), None),
+            (answered(200, " {\"a\":[1]}\n"), None),
+            (answered(200, "[]"), Some(LegFailure::BadResponse)),
+            (answered(200, ""), Some(LegFailure::BadResponse)),
+            (answered(200, "{\"cut"), Some(LegFailure::BadResponse)),
+            (answered(201, "{}"), Some(LegFailure::HttpStatus)),
+            (answered(404, "{}"), Some(LegFailure::HttpStatus)),
+            (
+                LegOutcome::Failed { class: LegFailure::Timeout, detail: String::new(), sent: true },
+                Some(LegFailure::Timeout),
+            ),
+        ] {
+            assert_eq!(failure_of(&outcome), expected, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn interop_33_a_failed_question_is_told_as_a_failed_prefill() {
+        use crate::engines::trtllm::ServerInfoError;
+        for (error, message) in [
+            (LookupError::Status(StatusCode::FOUND), "prefill request failed (http_status): status 302"),
+            (
+                LookupError::ServerInfo(ServerInfoError::NoRank),
+                "prefill request failed (bad_response): /server_info: ctx_dp_rank is not an integer of at least 0",
+            ),
+            (
+                LookupError::Failed { class: LegFailure::Timeout, detail: "no answer within 3 s".into() },
+                "prefill request failed (timeout): no answer within 3 s",
+            ),
+        ] {
+            let failure = lookup_failure(&error);
+            assert_eq!((failure.status.as_u16(), &*failure.message), (503, message));
+        }
+    }
 }

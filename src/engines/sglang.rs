@@ -64,3 +64,6 @@ pub fn rid(request_id: &str, process: u32, counter: u32) -> String {
 pub fn abort_body(rid: &str) -> Bytes {
     Bytes::from([b"{\"rid\":".as_slice(), &quoted(rid), b"}"].concat())
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,7 +26,7 @@ use crate::engines::Protocol;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Model, Pod};
 use crate::knobs::{AbortKnobs, DecodeWatchdog};
-use crate::load::RateCharge;
+use crate::load::{Pairs, RateCharge};
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::Charges;
 use crate::telemetry::{InFlight, Limit, Outcome, PrefillLeg, RequestRecord, Timings};
@@ -152,6 +152,8 @@ pub struct Exchange {
     /// What was sent to the decode pod, while another one may have to get it (front only).
     routed: Option<RoutePlan>,
     faults: Faults,
+    /// Where the model keeps the health of its pods.
+    pairs: Option<Arc<Pairs>>,
     /// The prefill pod holds KV blocks of which nobody could be told.
     unclaimed: bool,
     /// The answer has brought content: its pod had the KV blocks.
@@ -202,6 +204,7 @@ impl Exchange {
             abort_knobs: world.knobs.pd.abort,
             routed: None,
             faults: Faults::default(),
+            pairs: None,
             unclaimed: false,
             content: false,
             explanation: None,

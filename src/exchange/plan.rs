@@ -115,7 +115,11 @@ fn bad_strategy(name: &str, error: StrategyError) -> ApiError {
 fn splittable(body: &ParsedBody) -> Splittable {
     let generates = matches!(
         body.endpoint,
-        Endpoint::ChatCompletions | Endpoint::Completions | Endpoint::Messages | Endpoint::Responses
+        Endpoint::ChatCompletions
+            | Endpoint::Completions
+            | Endpoint::Messages
+            | Endpoint::Responses
+            | Endpoint::Generate
     );
     if generates && body.choices <= 1 && body.prompt.count <= 1 { Splittable::Yes } else { Splittable::No }
 }

@@ -112,7 +112,6 @@ impl Default for RequestFacts<'_> {
             session_growth: None,
             filter: None,
             affinity: Affinity::default(),
-            avoid: None,
         }
     }
 }

@@ -160,6 +160,24 @@ async fn an_answer_over_the_limit_is_unusable_and_nothing_more_of_it_is_read() {
     read_to_close(&mut socket).await;
 }
 
+#[tokio::test]
+async fn only_a_call_without_a_connection_was_certainly_not_read() {
+    let client = EngineClient::new();
+    let (listener, address) = listen().await;
+    let (outcome, ()) = tokio::join!(client.prefill(call(&address, Bytes::from_static(b"{}"))), async {
+        // Nothing is read: the peer cannot know that.
+        drop(listener.accept().await.unwrap());
+    });
+    let LegOutcome::Failed { class: LegFailure::Transport, sent: true, .. } = outcome else { panic!("{outcome:?}") };
+    drop(listener);
+    let outcome = client.prefill(call(&address, Bytes::from_static(b"{}"))).await;
+    let LegOutcome::Failed { class: LegFailure::Transport, sent: false, .. } = outcome else { panic!("{outcome:?}") };
+    let outcome = client.prefill(LegRequest { path: "x".to_owned(), ..call(&address, Bytes::new()) }).await;
+    let LegOutcome::Failed { class: LegFailure::RequestSetup, sent: false, .. } = outcome else {
+        panic!("{outcome:?}")
+    };
+}
+
 /// The path of a client is forwarded as it is; nothing in it can name another host.
 #[test]
 fn a_path_never_changes_the_host() {

@@ -53,3 +53,79 @@ pub fn engine_id(answer: &[u8]) -> Result<String, EngineIdError> {
     };
     id("0").or_else(|| ranks.fields().iter().find_map(|rank| id(&rank.key))).ok_or(EngineIdError::NoEngine)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::request::Endpoint;
+
+    fn chat(members: &str) -> ParsedBody {
+        let text = format!("{{\"model\":\"m\",\"messages\":[]{members}}}");
+        ParsedBody::parse(Endpoint::ChatCompletions, None, Bytes::from(text)).unwrap()
+    }
+
+    #[test]
+    fn both_legs_carry_the_transfer_id() {
+        let Bodies { prefill, decode } =
+            bodies(&chat(r#","max_tokens":64,"stream":true"#), "xfer-R", "engine-0", "10.0.0.5", 8998);
+        assert_eq!(
+            prefill,
+            r#"{"model":"m","messages":[],"max_tokens":1,"stream":false,"max_completion_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"xfer-R"}}"#
+        );
+        assert_eq!(
+            decode,
+            r#"{"model":"m","messages":[],"max_tokens":64,"stream":true,"kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,"remote_engine_id":"engine-0","remote_bootstrap_addr":"http://10.0.0.5:8998","transfer_id":"xfer-R"}}"#
+        );
+    }
+
+    #[test]
+    fn a_client_forges_nothing_and_ipv6_is_bracketed() {
+        let forged = chat(r#","kv_transfer_params":{"do_remote_prefill":true},"bootstrap_room":1,"x":1"#);
+        let Bodies { prefill, decode } = bodies(&forged, "t", "e", "fd00::5", 9000);
+        for (leg, expected) in [
+            (prefill, json!({"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": "t"})),
+            (
+                decode,
+                json!({"do_remote_decode": false, "do_remote_prefill": true, "remote_engine_id": "e",
+                    "remote_bootstrap_addr": "http://[fd00::5]:9000", "transfer_id": "t"}),
+            ),
+        ] {
+            let leg: Value = serde_json::from_slice(&leg).unwrap();
+            assert_eq!(leg["kv_transfer_params"], expected);
+            assert_eq!((leg.get("bootstrap_room"), &leg["x"]), (None, &json!(1)));
+        }
+    }
+
+    #[test]
+    fn the_engine_of_rank_0_comes_first() {
+        for (answer, expected) in [
+            (r#"{"0":{"engine_id":"a","worker_addr":{"0":{}}}}"#, Ok("a")),
+            (r#"{"1":{"engine_id":"b"},"0":{"engine_id":"a"}}"#, Ok("a")),
+            (r#"{"1":{"engine_id":"b"},"2":{"engine_id":"c"}}"#, Ok("b")),
+            (r#"{"0":{"engine_id":""},"2":{"engine_id":"c\u00e9"}}"#, Ok("cé")),
+            (r#"{"0":{"engine_id":7}}"#, Err(EngineIdError::NoEngine)),
+            (r#"{"0":"a"}"#, Err(EngineIdError::NoEngine)),
+            ("{}", Err(EngineIdError::NoEngine)),
+            ("[]", Err(EngineIdError::NotJson)),
+            ("", Err(EngineIdError::NotJson)),
+            ("<html>", Err(EngineIdError::NotJson)),
+        ] {
+            assert_eq!(engine_id(answer.as_bytes()), expected.map(str::to_owned), "{answer}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic_and_any_text_is_escaped(bytes in proptest::collection::vec(any::<u8>(), 0..80), text in ".{0,20}") {
+            let _ = engine_id(&bytes);
+            let Bodies { prefill, decode } = bodies(&chat(""), &text, &text, &text, 1);
+            for leg in [prefill, decode] {
+                let leg: Value = serde_json::from_slice(&leg).unwrap();
+                prop_assert_eq!(leg["kv_transfer_params"]["transfer_id"].as_str(), Some(&*text));
+            }
+        }
+    }
+}

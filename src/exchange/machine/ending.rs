@@ -6,6 +6,9 @@ use crate::engines::leg::{LegFailure, LegOutcome};
 use crate::engines::{Handoff, Protocol, sglang};
 use crate::exchange::admission::Reservation;
 use crate::exchange::event::{AbortPlan, Effect};
+use crate::knobs::Ejection;
+use crate::load::{EjectionPolicy, Report, Verdicts};
+use crate::rng::Rng;
 use crate::telemetry::{AbortResult, AbortTrigger, Outcome};
 
 /// Who has shown to be broken in the course of one request.
@@ -163,7 +166,34 @@ impl Exchange {
     }
 
     /// Tells the health of the pods what this request has shown; `None`: another attempt follows.
-    pub(super) fn report_health(&mut self, _now: Tick, _outcome: Option<Outcome>) {
-        self.faults = Faults::default();
+    pub(super) fn report_health(&mut self, now: Tick, outcome: Option<Outcome>) {
+        let faults = std::mem::take(&mut self.faults);
+        let (Some(pairs), Some(charges)) = (&self.pairs, &self.charges) else { return };
+        let served = outcome == Some(Outcome::Success);
+        let verdict = |fault: bool| match (fault, served) {
+            (true, _) => Report::Failure,
+            (false, true) => Report::Success,
+            (false, false) => Report::Neutral,
+        };
+        let verdicts = Verdicts {
+            prefill: verdict(faults.prefill),
+            decode: verdict(faults.decode),
+            pair: verdict(faults.pair),
+        };
+        let Ejection { failures, base, max } = self.world.knobs.ejection;
+        let policy = EjectionPolicy { failures, base, max };
+        let prefill = self.legs.as_ref().map(|legs| &*legs.prefill.state);
+        let jitter = Rng::new(self.seed ^ now.0).next_u64();
+        let ejections = pairs.report(prefill, charges.decode.pod(), verdicts, &policy, now, jitter);
+        let named = [
+            (ejections.prefill, "pod", self.record.prefill_pod.as_ref()),
+            (ejections.decode, "pod", self.record.target_pod.as_ref()),
+            (ejections.pair, "pair", self.record.target_pod.as_ref()),
+        ];
+        for (time, scope, pod) in named {
+            let Some(time) = time else { continue };
+            let pod = pod.map_or("", |pod| &pod.pod);
+            tracing::warn!(scope, pod, seconds = time.as_secs_f64(), "ejected after failures in a row");
+        }
     }
 }

@@ -127,6 +127,7 @@ impl Exchange {
             self.world.metrics.routing_signal_missing(&model.name, signal);
         }
         self.note_bands(model, plan, facts.length, decision);
+        self.pairs = Some(Arc::clone(&model.pairs));
         self.charges = Some(charges);
         self.record.timings.routed = Some(now);
         self.record.ready_pods = model.routable.len();
