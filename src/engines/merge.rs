@@ -28,12 +28,7 @@ pub enum Merged {
 }
 
 /// Merges the answer of a prefill leg into the client's body. `prefill_host` is the prefill pod's, without brackets.
-pub fn merge(
-    protocol: Protocol,
-    body: &ParsedBody,
-    answer: &[u8],
-    prefill_host: &str,
-) -> Result<Merged, HandoffError> {
+pub fn merge(protocol: Protocol, body: &ParsedBody, answer: &[u8], prefill_host: &str) -> Result<Merged, HandoffError> {
     let relay = match protocol {
         Protocol::TrtContextFirst | Protocol::TrtGenerationFirst => {
             return Ok(match trtllm::merge(body, answer)? {

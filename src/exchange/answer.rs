@@ -37,7 +37,15 @@ impl Answer {
         let header = |name: HeaderName| head.headers.get(name).and_then(|value| value.to_str().ok());
         let kind = AnswerKind::of(header(CONTENT_TYPE), header(CONTENT_ENCODING), requested_stream);
         let announced = header(CONTENT_LENGTH).and_then(|value| value.parse().ok());
-        Answer { status: head.status, kind, announced, watch: AnswerWatch::new(kind), bytes: 0, held: None, held_bytes: 0 }
+        Answer {
+            status: head.status,
+            kind,
+            announced,
+            watch: AnswerWatch::new(kind),
+            bytes: 0,
+            held: None,
+            held_bytes: 0,
+        }
     }
 
     /// Looks at the next bytes.

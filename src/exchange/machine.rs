@@ -350,11 +350,7 @@ impl Exchange {
             (
                 State::Resolving(_) | State::Preparing(_) | State::LookingUp(_) | State::Prefilling(_),
                 Event::Body { data, .. },
-            )
-                if data.is_empty() =>
-            {
-                state
-            }
+            ) if data.is_empty() => state,
             _ => self.defect(now, &state, "the request's parts came in an order that cannot be", effects),
         }
     }

@@ -20,14 +20,12 @@ mod machine;
 mod plan;
 mod prepare;
 mod session;
-mod world;
 #[cfg(test)]
 mod tests;
+mod world;
 
 pub use admission::{Budget, Permit, Reservation};
-pub use event::{
-    AbortPlan, Adapter, AnswerHead, Effect, Event, LookupCall, OwnAnswer, RequestHead, RoutePlan,
-};
+pub use event::{AbortPlan, Adapter, AnswerHead, Effect, Event, LookupCall, OwnAnswer, RequestHead, RoutePlan};
 pub use headers::{leg_headers, strip_hop_by_hop};
 pub use machine::Exchange;
 pub use prepare::{PrepareJob, Prepared};

@@ -1,6 +1,6 @@
 //! The immutable view that one request routes on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
@@ -122,8 +122,12 @@ impl Fleet {
         self.current.load_full()
     }
 
-    /// Puts a new snapshot in place.
+    /// Puts a new snapshot in place. Pairs of pods that it does not hold are forgotten.
     pub fn store(&self, snapshot: Snapshot) {
+        for model in snapshot.models.values() {
+            let slots: HashSet<u32> = model.pods.iter().map(|pod| pod.state.slot).collect();
+            model.pairs.keep(|slot| slots.contains(&slot));
+        }
         self.current.store(Arc::new(snapshot));
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
-    Addressing, Drain, Ejection, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs, Secret, Tokenizer,
-    decode, inert, otel, parse_strategy, settings,
+    Addressing, Drain, Ejection, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs,
+    Secret, Tokenizer, decode, inert, otel, parse_strategy, settings,
 };
 
 /// What an ext_proc message holds beside the body: field headers, attributes, metadata.

@@ -11,6 +11,8 @@
 
 mod pairs;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,25 +22,9 @@ pub use pairs::{Ejections, MAX_PAIRS, PairHealth, Pairs, Settled, Verdicts};
 
 use self::state::State;
 use crate::clock::Tick;
-
-/// When a pod or a pair is ejected, and for how long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EjectionPolicy {
-    /// Consecutive failures that eject; 0 = nothing is ever ejected.
-    pub failures: u32,
-    /// Length of the first ejection; each further one is twice as long. Also the time after which a probe that never
-    /// reported no longer keeps others away, and the time that good service takes to undo one doubling.
-    pub base: Duration,
-    /// No ejection is longer, jitter aside.
-    pub max: Duration,
-}
-
-impl Default for EjectionPolicy {
-    /// 5 failures, 10 s, 300 s.
-    fn default() -> Self {
-        EjectionPolicy { failures: 5, base: Duration::from_secs(10), max: Duration::from_mins(5) }
-    }
-}
+/// When pods and pairs are ejected, and for how long. `base` is also the time after which a probe that never reported no
+/// longer keeps others away, and the time that good service takes to undo one doubling.
+pub use crate::knobs::Ejection as EjectionPolicy;
 
 /// What a request tells about a pod or a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -81,7 +81,11 @@ pub(super) fn explain(decision: &mut Decision, left_out: &LeftOut, pairs: &Exclu
     {
         // Those that could not follow the chosen prefill pod, whatever their score.
         let slot = prefill.state.slot;
-        explanation.decodes.iter_mut().filter(|one| pairs.pair(slot, one.slot)).for_each(|one| one.fate = Fate::Ejected);
+        explanation
+            .decodes
+            .iter_mut()
+            .filter(|one| pairs.pair(slot, one.slot))
+            .for_each(|one| one.fate = Fate::Ejected);
     }
     let ejected = (Fate::Ejected, None);
     add(&mut explanation.prefills, &left_out.prefills, |pod| {

@@ -99,9 +99,7 @@ pub(super) fn gather<'a>(
             let left_out = everybody.without(&pool);
             Eligible { pool, exclusions: exclusions.clone(), left_out, ignored: false }
         }
-        Err(_) => {
-            Eligible { pool: everybody, exclusions: nothing, left_out: LeftOut::default(), ignored: true }
-        }
+        Err(_) => Eligible { pool: everybody, exclusions: nothing, left_out: LeftOut::default(), ignored: true },
     })
 }
 

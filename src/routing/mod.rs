@@ -110,7 +110,6 @@ impl Default for RequestFacts<'_> {
             prompt_tokens: 0,
             prefix_tokens: 0,
             session_growth: None,
-            avoid: None,
             filter: None,
             affinity: Affinity::default(),
         }
@@ -278,11 +277,13 @@ pub struct Charges {
 }
 
 impl Charges {
-    /// Another decode pod serves the request: what the first was charged moves there.
+    /// Another decode pod serves the request: what the first was charged moves there. Tries of the first are
+    /// given back, if it got no verdict.
     pub fn follow(&mut self, pod: &Arc<PodState>, ttl: Duration, now: Tick) {
         let mut decode = DecodeCharge::open(pod);
         decode.hand_over();
         self.decode = decode;
+        (self.probes.decode, self.probes.pair) = (None, None);
         if let Some(charge) = self.tokens.decode.take() {
             self.tokens.decode = Some(TokenCharge::decode(pod, charge.tokens(), now, ttl));
             charge.finish(now);

@@ -141,6 +141,12 @@ metrics! {
         "Selections that decided again because another request was charged in between.";
     BlindCommits "tandem_selection_blind_commits_total" Counter &[],
         "Selections that lost so often that they charged without the check.";
+    Ejected "tandem_ejected" Gauge &["model", "scope"],
+        "Pods (`pod`) and pairs of a prefill and a decode pod (`pair`) that get no ordinary request because their last ones failed.";
+    Ejections "tandem_ejections_total" Counter &["scope"],
+        "Pods and pairs ejected, again after a failed probe included.";
+    EjectionIgnored "tandem_ejection_ignored_total" Counter &[],
+        "Selections that had nobody but ejected pods or pairs to choose from, and so paid no heed to ejections.";
     PrefixEntries "tandem_prefix_index_entries" Gauge &[],
         "Blocks in the prefix index.";
     PrefixBytes "tandem_prefix_index_bytes" Gauge &[],

@@ -176,13 +176,7 @@ impl Exchange {
         self.world.sessions.grow(&model.name, key, prompt_tokens, plan.knobs.token_load_session_ttl, now)
     }
 
-    fn start_legs(
-        &mut self,
-        now: Tick,
-        asked: Box<Asked>,
-        decision: &Decision,
-        effects: &mut Vec<Effect>,
-    ) -> State {
+    fn start_legs(&mut self, now: Tick, asked: Box<Asked>, decision: &Decision, effects: &mut Vec<Effect>) -> State {
         self.timers = asked.plan.knobs.watchdog;
         self.abort_knobs = asked.plan.knobs.abort;
         if let Some((prefill, decode)) = decision.policies {
@@ -395,8 +389,7 @@ impl Exchange {
 
     /// Makes the headers that the answer gets: who serves it, by which decision.
     pub(super) fn remark(&mut self, address: Option<&str>) {
-        self.answer_headers =
-            answer::marker_headers(&self.record, address, self.prefill_host());
+        self.answer_headers = answer::marker_headers(&self.record, address, self.prefill_host());
         if let Some(name) = self.chosen_profile.as_ref().and_then(|name| HeaderValue::from_bytes(name.as_bytes()).ok())
         {
             self.answer_headers.insert(answer::CHOSEN_PROFILE, name);

@@ -106,7 +106,11 @@ mod tests {
         assert_eq!(Watchdog::arm(&knobs(false), false, true, at(0)).deadline(), None);
         assert!(Watchdog::arm(&knobs(false), true, true, at(0)).deadline().is_some());
         let default = DecodeWatchdog::default();
-        assert_eq!(Watchdog::arm(&default, true, false, at(0)).deadline(), None, "whole answers have no bound at first");
+        assert_eq!(
+            Watchdog::arm(&default, true, false, at(0)).deadline(),
+            None,
+            "whole answers have no bound at first"
+        );
         assert_eq!(Watchdog::arm(&default, true, true, at(0)).deadline(), Some(at(60_000)));
     }
 }

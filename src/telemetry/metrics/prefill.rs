@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use crate::telemetry::legs::{AbortResult, AbortTrigger, RetryReason, WatchdogPhase};
 use super::{Metrics, UNKNOWN_MODEL};
 use crate::telemetry::family::Cell;
+use crate::telemetry::legs::{AbortResult, AbortTrigger, RetryReason, WatchdogPhase};
 use crate::telemetry::names::Metric;
 
 /// How a prefill call ended.
