@@ -143,7 +143,7 @@ fn interop_07_duplicate_key() {
         (r#","seed":1,"seed":2"#, None),
         (r#","max_tokens":1,"x":{"max_tokens":1}"#, None),
     ] {
-        assert_eq!(chat(members).duplicate_of(Protocol::VllmShfs.controlled_keys()), expected, "{members}");
+        assert_eq!(chat(members).duplicate_of(crate::engines::Protocol::VllmShfs.controlled_keys()), expected, "{members}");
     }
 }
 
