@@ -128,6 +128,11 @@ pub(super) fn prefill_edits(body: &ParsedBody, engine: Engine) -> Vec<Edit<'stat
     edits
 }
 
+/// The body of the prefill leg for an engine that nothing is known of: it warms the pod's cache, and hands nothing over.
+pub fn plain_prefill(body: &ParsedBody) -> Bytes {
+    splice(&body.raw, &body.fields, &prefill_edits(body, Engine::Other))
+}
+
 /// The client's body without any hand-off key, for one pod that does everything: a combined pod, or decode without a
 /// hand-off. `engine` is the pod's; `None` when Envoy's own routes lead to it. The same bytes when there is nothing to
 /// strip.

@@ -11,6 +11,6 @@ pub mod sglang;
 pub mod trtllm;
 pub mod vllm;
 
-pub use handoff::{Bodies, Handoff, HandoffError, hidden_handoff, plain_body};
+pub use handoff::{Bodies, Handoff, HandoffError, hidden_handoff, plain_body, plain_prefill};
 pub use outcome::{accept_prefill, concurrent_failure, failure_of, failure_text, lookup_failure};
 pub use protocol::Protocol;

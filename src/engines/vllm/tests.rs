@@ -312,6 +312,13 @@ fn r10_every_combination_of_the_five_fields_is_valid_on_prefill() {
 }
 
 #[test]
+fn an_unknown_engine_gets_one_token_to_make_and_no_handoff() {
+    let body = chat(r#","max_tokens":8,"stream":true,"kv_transfer_params":{},"bootstrap_room":1"#);
+    let expected = format!(r#"{{"model":"m",{MESSAGES},"max_tokens":1,"stream":false,"max_completion_tokens":1}}"#);
+    assert_eq!(text(&super::super::plain_prefill(&body)), expected);
+}
+
+#[test]
 fn responses_have_their_own_limit() {
     let body = parse(Endpoint::Responses, r#"{"model":"m","input":"x","max_output_tokens":500}"#);
     let prefill: Value = serde_json::from_str(&prefill(&body)).unwrap();
