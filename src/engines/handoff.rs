@@ -62,10 +62,13 @@ pub enum Handoff {
 }
 
 impl Handoff {
+    /// [`Handoff::label`] of a relayed one.
+    pub const RELAYED: &'static str = "relayed";
+
     /// The metric label, also `RequestRecord::handoff`.
     pub fn label(self) -> &'static str {
         match self {
-            Handoff::Relayed => "relayed",
+            Handoff::Relayed => Handoff::RELAYED,
             Handoff::Absent => "absent",
             Handoff::Unusable => "unusable",
         }
@@ -126,11 +129,6 @@ pub(super) fn prefill_edits(body: &ParsedBody, engine: Engine) -> Vec<Edit<'stat
         edits.push(Edit::Set("max_output_tokens", b"1"));
     }
     edits
-}
-
-/// The body of the prefill leg for an engine that nothing is known of: it warms the pod's cache, and hands nothing over.
-pub fn plain_prefill(body: &ParsedBody) -> Bytes {
-    splice(&body.raw, &body.fields, &prefill_edits(body, Engine::Other))
 }
 
 /// The client's body without any hand-off key, for one pod that does everything: a combined pod, or decode without a

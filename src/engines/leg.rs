@@ -39,6 +39,11 @@ pub enum LegOutcome {
 }
 
 impl LegOutcome {
+    /// There never was a connection, so that the pod knows nothing of the call.
+    pub fn never_sent(&self) -> bool {
+        matches!(self, LegOutcome::Failed { sent: false, .. })
+    }
+
     /// The class of a failed leg. An answer of 200 that got here could not be used.
     pub fn failure_class(&self) -> LegFailure {
         match self {
@@ -83,7 +88,7 @@ pub struct LegRequest {
 /// any usual server (gunicorn: 2 s, uvicorn: 5 s) and only serves pods that are busy; to the others, connecting is cheap.
 const POOL_IDLE: Duration = Duration::from_millis(500);
 /// A pod that does not even accept a connection for this long is not there.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle connections kept for one pod.
 const POOL_PER_HOST: usize = 64;
 

@@ -5,12 +5,15 @@ pub mod errors;
 mod handoff;
 pub mod leg;
 pub mod lookup;
+mod merge;
 mod outcome;
 pub mod protocol;
 pub mod sglang;
 pub mod trtllm;
 pub mod vllm;
 
-pub use handoff::{Bodies, Handoff, HandoffError, hidden_handoff, plain_body, plain_prefill};
+pub use handoff::{Bodies, Handoff, HandoffError, hidden_handoff, plain_body};
+pub use merge::{Merged, merge};
 pub use outcome::{accept_prefill, concurrent_failure, failure_of, failure_text, lookup_failure};
 pub use protocol::Protocol;
+pub use trtllm::Finished;

@@ -34,6 +34,9 @@ macro_rules! controlled {
 }
 
 impl Protocol {
+    /// `RequestRecord::handoff` of a pair whose legs were sent at once: there was nothing to relay.
+    pub const AT_ONCE: &'static str = "at_once";
+
     /// Every protocol.
     pub const ALL: [Protocol; 7] = [
         Protocol::VllmShfs,

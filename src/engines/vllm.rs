@@ -17,17 +17,6 @@ use crate::knobs::KvConnector;
 use crate::request::scan::{JsonObject, decode_string, each_element};
 use crate::request::{Edit, ParsedBody, splice};
 
-/// Top-level keys that must not occur twice, in the order in which a duplicate is reported.
-pub const CONTROLLED_KEYS: [&str; 7] = [
-    "max_tokens",
-    "max_completion_tokens",
-    "stream",
-    "stream_options",
-    "min_tokens",
-    "kv_transfer_params",
-    "disagg_prefill_resp",
-];
-
 /// The hand-off of the `shfs` connector.
 const KV_PARAMS: &str = "kv_transfer_params";
 

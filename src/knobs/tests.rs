@@ -212,7 +212,7 @@ fn token_and_bucket_knobs_are_taken() {
         token_load_session_ttl: Duration::ZERO,
         decode_output_growth: false,
         hybrid_cache_load_factor: 0.0,
-        kv_lease: Duration::from_mins(8),
+        kv_lease: Some(Duration::from_mins(8)),
         ..PdKnobs::default()
     };
     assert_eq!((&*knobs.pd, knobs.max_sessions, knobs.explain), (&expected, 7, true));

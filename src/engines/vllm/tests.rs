@@ -143,7 +143,11 @@ fn interop_07_duplicate_key() {
         (r#","seed":1,"seed":2"#, None),
         (r#","max_tokens":1,"x":{"max_tokens":1}"#, None),
     ] {
-        assert_eq!(chat(members).duplicate_of(&CONTROLLED_KEYS), expected, "{members}");
+        assert_eq!(
+            chat(members).duplicate_of(crate::engines::Protocol::VllmShfs.controlled_keys()),
+            expected,
+            "{members}"
+        );
     }
 }
 
@@ -312,10 +316,10 @@ fn r10_every_combination_of_the_five_fields_is_valid_on_prefill() {
 }
 
 #[test]
-fn an_unknown_engine_gets_one_token_to_make_and_no_handoff() {
+fn without_a_handoff_the_prefill_pod_still_makes_one_token() {
     let body = chat(r#","max_tokens":8,"stream":true,"kv_transfer_params":{},"bootstrap_room":1"#);
     let expected = format!(r#"{{"model":"m",{MESSAGES},"max_tokens":1,"stream":false,"max_completion_tokens":1}}"#);
-    assert_eq!(text(&super::super::plain_prefill(&body)), expected);
+    assert_eq!(text(&prefill_body(&body, KvConnector::Nixl)), expected);
 }
 
 #[test]
