@@ -174,11 +174,8 @@ impl Exchange {
             (false, true) => Report::Success,
             (false, false) => Report::Neutral,
         };
-        let verdicts = Verdicts {
-            prefill: verdict(faults.prefill),
-            decode: verdict(faults.decode),
-            pair: verdict(faults.pair),
-        };
+        let verdicts =
+            Verdicts { prefill: verdict(faults.prefill), decode: verdict(faults.decode), pair: verdict(faults.pair) };
         let prefill = self.legs.as_ref().map(|legs| &*legs.prefill.state);
         let jitter = Rng::new(self.seed ^ now.0).next_u64();
         let ejections = pairs.report(prefill, charges.decode.pod(), verdicts, &self.world.knobs.ejection, now, jitter);
