@@ -174,7 +174,7 @@ async fn interop_sglang_client_leaves_during_decode() {
         sandbox.clear();
         let there = async {
             decode.wait_until(|decode| decode.stats().running == 1).await;
-            prefill.wait_until(|prefill| only_work(prefill).end.is_some()).await;
+            ended(prefill).await;
         };
         let left = leave_when(&path, there).await;
         assert_leg_gone(decode, left).await;
@@ -270,7 +270,7 @@ async fn interop_trtllm_generation_first_client_leaves_during_decode() {
         sandbox.clear();
         let there = async {
             generation.wait_until(|generation| generation.stats().running == 1).await;
-            context.wait_until(|context| only_work(context).end.is_some()).await;
+            ended(context).await;
         };
         let left = leave_when(&path, there).await;
         assert_leg_gone(generation, left).await;

@@ -18,20 +18,25 @@ use crate::harness::within;
 
 /// The only request for text that an engine has recorded. (It is also asked about itself, and told to abort.)
 fn only_work(engine: &Engine) -> Record {
-    let is_work = |record: &Record| record.path.starts_with("/v1/") || record.path.starts_with("/generate");
-    let records: Vec<Record> = engine.records().into_iter().filter(is_work).collect();
+    let records = work(engine);
     assert_eq!(records.len(), 1, "{records:?}");
     records.into_iter().next().expect("one record")
 }
 
+fn work(engine: &Engine) -> Vec<Record> {
+    let is_work = |record: &Record| record.path.starts_with("/v1/") || record.path.starts_with("/generate");
+    engine.records().into_iter().filter(is_work).collect()
+}
+
 /// Waits until an engine's only request for text has ended.
 async fn ended(engine: &Engine) -> Record {
-    within("the leg ends", engine.wait_until(|engine| only_work(engine).end.is_some())).await;
+    within("the leg ends", engine.wait_until(|engine| work(engine).iter().any(|record| record.end.is_some()))).await;
     only_work(engine)
 }
 
-/// Waits until an engine was called on `path` this often.
+/// Waits until an engine has answered this many calls on `path`.
 async fn calls(engine: &Engine, path: &str, count: usize) -> Vec<Record> {
-    within(path, engine.wait_until(|engine| engine.records_for(path).len() >= count)).await;
+    let answered = |engine: &Engine| engine.records_for(path).iter().filter(|call| call.end.is_some()).count();
+    within(path, engine.wait_until(|engine| answered(engine) >= count)).await;
     engine.records_for(path)
 }

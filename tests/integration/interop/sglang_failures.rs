@@ -125,7 +125,7 @@ async fn interop_22_prefill_fails_after_decode_has_spoken() {
         sandbox.clear();
         // The KV has moved; only the answer about it is late, and broken.
         prefill.script(Fault::on("/v1/").first_byte_delay(Duration::from_millis(400)).cut_after(1, Cut::Reset));
-        decode.script(Fault::on("/v1/").slow_bytes(1 << 16, Duration::from_millis(100)));
+        decode.script(Fault::on("/v1/").slow_bytes(200, Duration::from_millis(60)));
         let (events, complete) = Call::post(&path, CHAT, streamed()).send().await.events().collect().await;
         assert!(complete);
         assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
@@ -231,10 +231,12 @@ async fn interop_25_r40_decode_stalls_between_tokens() {
     let mut fired = 0.0;
     for path in sandbox.paths() {
         sandbox.clear();
-        // Slow, but never silent for long: 12 tokens take twice the limit.
-        decode.script(Fault::on("/v1/").slow_bytes(1 << 16, Duration::from_millis(100)));
+        // Slow, but never silent for long: each event comes in two pieces, and all of them take twice the limit.
+        let started = Instant::now();
+        decode.script(Fault::on("/v1/").slow_bytes(200, Duration::from_millis(60)));
         let (events, complete) = Call::post(&path, CHAT, streamed()).send().await.events().collect().await;
         assert!(complete && events.last().is_some_and(|event| event == "[DONE]"));
+        assert!(started.elapsed() > Duration::from_millis(1200), "{:?}", started.elapsed());
         assert_aborts(decode, 0);
 
         sandbox.clear();
