@@ -185,6 +185,7 @@ impl Exchange {
         let prefill = self.legs.as_ref().map(|legs| &*legs.prefill.state);
         let jitter = Rng::new(self.seed ^ now.0).next_u64();
         let ejections = pairs.report(prefill, charges.decode.pod(), verdicts, &policy, now, jitter);
+        self.world.metrics.ejected(ejections.pods(), u64::from(ejections.pair.is_some()));
         let named = [
             (ejections.prefill, "pod", self.record.prefill_pod.as_ref()),
             (ejections.decode, "pod", self.record.target_pod.as_ref()),

@@ -60,7 +60,7 @@ fn ejections_grow_up_to_the_maximum_and_shrink_with_good_service() {
     let mut lengths = run(&health, "fff", &POLICY, now);
     for _ in 0..4 {
         let left = health.view(now).ejected_for.unwrap();
-        assert_eq!(run(&health, "f", &POLICY, now.plus(left - Duration::from_millis(1))), [], "not yet over");
+        assert_eq!(run(&health, "f", &POLICY, now.plus(left.saturating_sub(Duration::from_millis(1)))), [], "not yet over");
         now = now.plus(left);
         // One failure is enough now.
         lengths.extend(run(&health, "f", &POLICY, now));
@@ -87,7 +87,7 @@ fn jitter_adds_less_than_a_fifth() {
     let eject = |jitter| {
         let health = Health::default();
         let length = health.report(Report::Failure, &EjectionPolicy { failures: 1, ..POLICY }, at(0), jitter).unwrap();
-        let (before, over) = (at(0).plus(length - Duration::from_millis(1)), at(0).plus(length));
+        let (before, over) = (at(0).plus(length.saturating_sub(Duration::from_millis(1))), at(0).plus(length));
         assert!(health.excluded(before) && !health.excluded(over.plus(Duration::from_millis(1))));
         length.as_secs_f64()
     };
