@@ -1,14 +1,17 @@
 //! The interop cases of the engine protocols, each through real Envoy and through the HTTP front, against strict
 //! simulated engines.
 
+mod failover;
 mod leaving;
 mod mooncake;
 mod prefill_failures;
+mod retries;
 mod several;
 mod sglang;
 mod sglang_failures;
 mod trtllm;
 mod trtllm_generation_first;
+mod unsplittable;
 mod vllm;
 mod vllm_handoff;
 
