@@ -40,7 +40,10 @@ pub(super) fn answered(status: u16, text: &'static str) -> Event {
 }
 
 fn aborts(run: &Run) -> Vec<&AbortPlan> {
-    run.effects.iter().filter_map(|effect| if let Effect::Abort(plan) = effect { Some(&**plan) } else { None }).collect()
+    run.effects
+        .iter()
+        .filter_map(|effect| if let Effect::Abort(plan) = effect { Some(&**plan) } else { None })
+        .collect()
 }
 
 fn load(world: &World, name: &str) -> LoadView {
@@ -231,7 +234,8 @@ fn r40_each_timer_of_the_watchdog_ends_the_request() {
 fn a_hand_off_that_may_be_old_is_not_used() {
     let world = world_with(&fleet_of(Engine::Vllm, 2), |_| {});
     let mut run = asked(&world, Adapter::Envoy, BODY);
-    let first = effects::scene::prefill_call(&run).headers["x-request-id"].clone();
+    let Some(Effect::StartPrefill(call)) = run.effects.get(2) else { panic!() };
+    let first = call.headers["x-request-id"].clone();
     run.feed(Event::Timer);
     run.now += 20_001;
     run.feed(prefill_ok());
