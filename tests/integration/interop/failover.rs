@@ -67,8 +67,8 @@ async fn decode_failover_of_vllm() {
             let streamed = BODY.replace("6}", "6,\"stream\":true}");
             let mut events = Call::post(&path, CHAT, streamed).send().await.events();
             assert!(events.next().await.is_some() && events.next().await.is_some());
-            wait_total(&sandbox.fleet, "tandem_pod_decode_running", &[("pod", "default/d1")], 1.0).await;
-            wait_total(&sandbox.fleet, "tandem_pod_decode_running", &[("pod", "default/d0")], 0.0).await;
+            wait_total(&sandbox.fleet, "tandem_pod_decode_running", &[("pod_name", "d1")], 1.0).await;
+            wait_total(&sandbox.fleet, "tandem_pod_decode_running", &[("pod_name", "d0")], 0.0).await;
             events.abandon();
             assert_eq!(ended(&sandbox.decode[1]).await.ended(), Some(End::ClientGone));
             if total(&sandbox.fleet, FAILOVERS, &[]).await > before {

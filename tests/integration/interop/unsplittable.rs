@@ -64,7 +64,8 @@ async fn assert_refused(engine: fn(EngineConfig) -> EngineConfig, name: &str, ca
         only_work(&sandbox.prefill[0]);
         sandbox.clear();
     }
-    assert_eq!(total(&sandbox.fleet, "pd_selection_failures_total", &[]).await, 0.0, "it is the client's matter");
+    let no_pair = [("status", "pd-filter-prefill-decode-pods-fail")];
+    assert_eq!(total(&sandbox.fleet, "gateway_prefill_request_fail_total", &no_pair).await, 0.0, "a client's matter");
     sandbox.close().await;
 }
 
