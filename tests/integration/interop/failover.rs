@@ -9,6 +9,7 @@ use crate::bodies::{total, wait_total};
 use crate::harness::engines::{Sandbox, SandboxOptions};
 use crate::harness::fleet::FleetOptions;
 use crate::harness::http::Call;
+use crate::harness::{SOON, eventually};
 
 const CHAT: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"m","messages":[{"role":"user","content":"tell me more"}],"max_tokens":6}"#;
@@ -24,6 +25,8 @@ fn one_roleset() -> SandboxOptions {
     }
     // Else the dead pod is soon left alone.
     .env(&[("TANDEM_EJECTION_FAILURES", "0")])
+    // Equal pods take turns by chance.
+    .env(&[("AIBRIX_PREFILL_SCORE_POLICY", "least_request"), ("AIBRIX_DECODE_SCORE_POLICY", "least_request")])
 }
 
 /// Requests of one path until one of them has met the dead pod; none may notice.
@@ -114,8 +117,9 @@ async fn decode_failover_is_not_for_sglang() {
         sandbox.clear();
         let answer = Call::post(&path, CHAT, BODY).send().await;
         assert_eq!(answer.status, 503);
-        // One attempt, and its prefill pod is told.
-        let prefills: Vec<_> = sandbox.prefill.iter().filter(|engine| !super::work(engine).is_empty()).collect();
+        // One attempt, and its prefill pod is told. (The answer may be faster than the prefill leg.)
+        let at_work = || sandbox.prefill.iter().filter(|engine| !super::work(engine).is_empty()).collect::<Vec<_>>();
+        let prefills = eventually(SOON, "the prefill leg", async || Some(at_work()).filter(|pods| !pods.is_empty())).await;
         assert_eq!(prefills.len(), 1);
         assert_eq!(super::calls(prefills[0], "/abort_request", 1).await[0].json()["rid"], only_work(prefills[0]).json()["rid"]);
         ended(prefills[0]).await;

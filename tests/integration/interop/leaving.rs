@@ -133,6 +133,14 @@ async fn leave_stream_after(path: &str, events: usize) -> Instant {
     left
 }
 
+/// The same of SGLang, where the abort may be there before the end of the connection.
+async fn assert_leg_over(engine: &Engine, left: Instant) {
+    let record = ended(engine).await;
+    let (at, how) = record.end.expect("an end");
+    assert!(how == End::ClientGone || how == End::Completed, "{how:?}");
+    assert!(at.saturating_duration_since(left) < NOTICED, "{:?}", at.saturating_duration_since(left));
+}
+
 fn sglang(timing: fn(EngineConfig) -> EngineConfig) -> SandboxOptions {
     SandboxOptions::of(timing).env(&[("AIBRIX_DECODE_ABORT_RETRY_DELAY", "0.2")])
 }
@@ -153,7 +161,7 @@ async fn interop_sglang_client_leaves_during_prefill() {
     for path in sandbox.paths() {
         sandbox.clear();
         let left = leave_when(&path, prefill.wait_until(|prefill| prefill.stats().running == 1)).await;
-        assert_leg_gone(decode, left).await;
+        assert_leg_over(decode, left).await;
         assert_aborted(decode, left, 2).await;
         assert_aborted(prefill, left, 2).await;
         // The prefill leg is not killed: it ends because it was told to.
@@ -177,7 +185,7 @@ async fn interop_sglang_client_leaves_during_decode() {
             ended(prefill).await;
         };
         let left = leave_when(&path, there).await;
-        assert_leg_gone(decode, left).await;
+        assert_leg_over(decode, left).await;
         assert_aborted(decode, left, 2).await;
         assert_eq!(only_work(prefill).status, Some(200));
         assert!(prefill.records_for(ABORT).is_empty(), "it has done its part");
@@ -193,7 +201,7 @@ async fn interop_sglang_client_leaves_in_the_stream() {
         sandbox.clear();
         decode.script(Fault::on("/v1/").stall_after(3));
         let left = leave_stream_after(&path, 3).await;
-        assert_leg_gone(decode, left).await;
+        assert_leg_over(decode, left).await;
         assert_aborted(decode, left, 1).await;
         assert_eq!(ended(prefill).await.status, Some(200));
         assert!(prefill.records_for(ABORT).is_empty());

@@ -122,9 +122,16 @@ async fn interop_mooncake_either_leg_fails() {
 
         // Decode: the prefill leg is given up.
         sandbox.clear();
-        let hold = prefill.hold();
+        let (hold, decode_hold) = (prefill.hold(), decode.hold());
         decode.script(Fault::on("/v1/").answer(500, "application/json", said));
-        let answer = Call::post(&path, CHAT, BODY).send().await;
+        let call = tokio::spawn(Call::post(&path, CHAT, BODY).send());
+        within("both are there", async {
+            hold.wait_for(1).await;
+            decode_hold.wait_for(1).await;
+        })
+        .await;
+        decode_hold.release();
+        let answer = within("the answer", call).await.unwrap();
         assert_eq!(answer.status, 500);
         assert_eq!(answer.body().await.bytes, said);
         assert_eq!(ended(prefill).await.ended(), Some(End::ClientGone));
