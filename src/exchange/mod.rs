@@ -23,6 +23,7 @@ mod prepare;
 mod session;
 #[cfg(test)]
 mod tests;
+mod whole;
 mod world;
 
 pub use admission::{Budget, Permit, Reservation};

@@ -90,7 +90,9 @@ impl Exchange {
         effects.push(Effect::DropAnswer);
         self.faults.pair = true;
         let avoid = self.legs.as_ref().map(|legs| legs.prefill.state.slot);
-        if let Some(state) = self.again(now, RetryReason::ErrorBeforeContent, avoid, effects) {
+        if !self.is_concurrent()
+            && let Some(state) = self.again(now, RetryReason::ErrorBeforeContent, avoid, effects)
+        {
             return state;
         }
         let text = "the decode pod reported an error before it generated anything";
@@ -144,15 +146,14 @@ impl Exchange {
     }
 
     /// The pod that was to answer has seen nothing of the request: another decode pod of the roleset takes over, or the
-    /// request starts over. Not beside a prefill leg that has begun: its pod has the ids of this attempt.
+    /// request starts over.
     fn elsewhere(&mut self, now: Tick, effects: &mut Vec<Effect>) -> Option<State> {
         if let Some(plan) = self.routed.clone()
             && let Some(state) = self.next_decode_pod(now, plan, effects)
         {
             return Some(state);
         }
-        let concurrent = self.legs.as_ref().is_some_and(|legs| legs.protocol.is_concurrent());
-        if concurrent {
+        if self.is_concurrent() {
             return None;
         }
         let avoid = match (&self.legs, &self.charges) {
@@ -161,6 +162,11 @@ impl Exchange {
             (None, None) => None,
         };
         self.again(now, RetryReason::DecodeUnreachable, avoid, effects)
+    }
+
+    /// Both pods have the ids of this attempt, and may be at work on it: the request does not start over.
+    fn is_concurrent(&self) -> bool {
+        self.legs.as_ref().is_some_and(|legs| legs.protocol.is_concurrent())
     }
 
     /// Starts the watchdog: the decode pod has all that it needs.

@@ -20,6 +20,7 @@ use crate::exchange::headers::{leg_headers, text};
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::session::{SESSION_ID, session_id};
+use crate::exchange::whole::Whole;
 use crate::fleet::{Model, Pod};
 use crate::knobs::Addressing;
 use crate::prefix::PrefixUpdate;
@@ -55,6 +56,7 @@ impl Exchange {
         }
         match self.select(now, asked, effects) {
             Ok(state) => state,
+            Err((asked, RoutingError::NoCombined)) => self.refuse(now, refusal(&asked.plan), effects),
             Err((asked, error)) => {
                 if asked.plan.strategy == Some(Strategy::Pd) {
                     self.world.metrics.selection_failed(Some(&asked.model.name));
@@ -449,6 +451,16 @@ impl Exchange {
 
     pub(super) fn leg_headers(&self, attempt: &str) -> HeaderMap {
         self.head.as_ref().map(|head| leg_headers(&head.headers, attempt)).unwrap_or_default()
+    }
+}
+
+/// What the client is told of a request that has to be served whole and cannot be.
+fn refusal(plan: &Plan) -> ApiError {
+    let text = plan.whole.map(|whole| whole.refusal(plan.engine)).unwrap_or_default();
+    let error = ApiError::new(Reason::InvalidPdRequest, text);
+    match plan.whole.and_then(Whole::param) {
+        Some(field) => error.with_param(field),
+        None => error,
     }
 }
 
