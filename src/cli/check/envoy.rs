@@ -281,7 +281,12 @@ mod tests {
         knobs.addressing = Addressing::DestinationEndpoint;
         assert_eq!(check(FAILOVER, &knobs), []);
         for (from, to, level, said) in [
-            ("- remove: x-gateway-destination-endpoint\n", "- remove: x\n", Level::Error, "x-gateway-destination-endpoint"),
+            (
+                "- remove: x-gateway-destination-endpoint\n",
+                "- remove: x\n",
+                Level::Error,
+                "x-gateway-destination-endpoint",
+            ),
             ("response_attributes: [upstream.address]", "x: y", Level::Warning, "stays with"),
             ("fallback_policy: NO_FALLBACK", "fallback_policy: ANY_ENDPOINT", Level::Error, "any pod"),
             ("retry_on: connect-failure\n", "retry_on: reset\n", Level::Error, "second time"),

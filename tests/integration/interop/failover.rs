@@ -117,7 +117,10 @@ async fn decode_failover_is_not_for_sglang() {
         // One attempt, and its prefill pod is told.
         let prefills: Vec<_> = sandbox.prefill.iter().filter(|engine| !super::work(engine).is_empty()).collect();
         assert_eq!(prefills.len(), 1);
-        assert_eq!(super::calls(prefills[0], "/abort_request", 1).await[0].json()["rid"], only_work(prefills[0]).json()["rid"]);
+        assert_eq!(
+            super::calls(prefills[0], "/abort_request", 1).await[0].json()["rid"],
+            only_work(prefills[0]).json()["rid"]
+        );
         ended(prefills[0]).await;
     }
     assert_eq!(total(&sandbox.fleet, FAILOVERS, &[]).await, 0.0);
