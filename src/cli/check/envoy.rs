@@ -56,7 +56,7 @@ pub fn check(text: &str, knobs: &Knobs) -> Vec<Finding> {
         let list = filter.get("response_attributes").and_then(Value::as_array);
         list.is_some_and(|list| list.iter().any(|name| name == "upstream.address"))
     };
-    if dialled[1] && !filters.iter().any(|filter| attributes(&filter)) {
+    if dialled[1] && !filters.iter().any(attributes) {
         findings.push(Finding::warning(
             "ext_proc response_attributes lack upstream.address: after a fail-over the load of a request stays with the \
              pod that failed",
