@@ -177,9 +177,7 @@ impl Reason {
             Reason::NoRoutablePods => &["x-error-no-model-backends"],
             Reason::BadStrategy => &["x-error-routing", "x-error-invalid-routing-strategy"],
             Reason::RateLimited => &["x-error-model-rps-exceeded"],
-            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest => {
-                &["x-error-routing"]
-            }
+            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest => &["x-error-routing"],
             Reason::PrefillRejected | Reason::PrefillFailed => &["x-error-pd-prefill"],
             Reason::HandoffInvalid => &["x-error-pd-prefill", "x-error-routing"],
             Reason::DecodeFailed | Reason::DecodeTimeout => &["x-error-pd-decode"],
@@ -197,10 +195,9 @@ impl Reason {
             Reason::InvalidApiKey => Some("invalid_api_key"),
             Reason::ModelUnknown => Some("model_not_found"),
             Reason::RateLimited => Some("rate_limit_exceeded"),
-            Reason::NoRoutablePods
-            | Reason::SelectionFailed
-            | Reason::Overloaded
-            | Reason::ShuttingDown => Some("service_unavailable"),
+            Reason::NoRoutablePods | Reason::SelectionFailed | Reason::Overloaded | Reason::ShuttingDown => {
+                Some("service_unavailable")
+            }
             _ => None,
         }
     }
@@ -220,9 +217,7 @@ impl Reason {
             Reason::ModelUnknown | Reason::NoRoutablePods => "x-error-no-model-backends_fail",
             Reason::BadStrategy => "x-error-invalid-routing-strategy_fail",
             Reason::RateLimited => "x-error-model-rps-exceeded_fail",
-            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest => {
-                "x-error-routing_fail"
-            }
+            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest => "x-error-routing_fail",
             Reason::PrefillRejected => "pd_prefill_rejected",
             Reason::PrefillFailed | Reason::HandoffInvalid => "pd_prefill_failure",
             Reason::DecodeFailed => "pd_decode_failure",

@@ -155,7 +155,8 @@ impl Answer {
 /// (RFC 9110, section 6.6.1), and Envoy names the time that its answer took, unless told not to; what Envoy makes itself has
 /// neither when filters see it. (Its type and body are whatever `local_reply_config` makes of it.)
 pub fn is_connect_failure(head: &AnswerHead) -> bool {
-    let spoken = ["date", "server", "x-envoy-upstream-service-time"].iter().any(|name| head.headers.contains_key(*name));
+    let spoken =
+        ["date", "server", "x-envoy-upstream-service-time"].iter().any(|name| head.headers.contains_key(*name));
     head.status == StatusCode::SERVICE_UNAVAILABLE && !spoken
 }
 
@@ -212,7 +213,8 @@ mod tests {
     #[test]
     fn only_envoy_itself_does_not_date_its_answers() {
         let head = |status: u16, names: &[&'static str]| {
-            let headers = names.iter().map(|name| (HeaderName::from_static(name), HeaderValue::from_static("x"))).collect();
+            let headers =
+                names.iter().map(|name| (HeaderName::from_static(name), HeaderValue::from_static("x"))).collect();
             AnswerHead { status: StatusCode::from_u16(status).unwrap(), headers, end: false }
         };
         assert!(is_connect_failure(&head(503, &["content-type", "content-length"])));

@@ -300,7 +300,7 @@ impl Exchange {
                 self.on_answer_chunk(now, answer, &data, end, effects)
             }
             (state @ (State::AwaitAnswer | State::Answering(_)), Event::DecodeFailed { detail, unreachable }) => {
-                self.on_decode_failed(now, state, &detail, unreachable, effects)
+                self.on_decode_failed(now, &state, &detail, unreachable, effects)
             }
             (state, event) => self.out_of_order(now, state, &event, effects),
         };

@@ -175,7 +175,10 @@ mod tests {
             }
         }
         assert_eq!(
-            whole(&ParsedBody::parse(Endpoint::Embeddings, None, r#"{"model":"m","input":"a"}"#.into()).unwrap(), Engine::Vllm),
+            whole(
+                &ParsedBody::parse(Endpoint::Embeddings, None, r#"{"model":"m","input":"a"}"#.into()).unwrap(),
+                Engine::Vllm
+            ),
             Some(Whole::Endpoint(Endpoint::Embeddings))
         );
     }

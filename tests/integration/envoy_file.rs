@@ -34,13 +34,18 @@ fn common_part(file: &str) -> (Value, Value) {
     let filter = manager["http_filters"][0]["typed_config"].as_object_mut().expect("ext_proc");
     filter.remove("response_attributes");
     let route = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"].as_object_mut().expect("a route");
-    assert_eq!((route.remove("retry_policy").is_some(), route.remove("cluster").is_some()), (file == FAILOVER_FILE, true));
+    assert_eq!(
+        (route.remove("retry_policy").is_some(), route.remove("cluster").is_some()),
+        (file == FAILOVER_FILE, true)
+    );
     let clusters = config["static_resources"]["clusters"].as_array_mut().expect("clusters");
-    let pods = |cluster: &Value| ["original_destination_cluster", "model_pods"].iter().any(|name| cluster["name"] == *name);
+    let pods =
+        |cluster: &Value| ["original_destination_cluster", "model_pods"].iter().any(|name| cluster["name"] == *name);
     let at = clusters.iter().position(pods).expect("the cluster of pods");
     let mut pods = clusters.remove(at);
     pods["circuit_breakers"]["thresholds"][0]["max_retries"] = Value::Null;
-    let kept = ["connect_timeout", "circuit_breakers", "upstream_connection_options", "typed_extension_protocol_options"];
+    let kept =
+        ["connect_timeout", "circuit_breakers", "upstream_connection_options", "typed_extension_protocol_options"];
     pods.as_object_mut().expect("a cluster").retain(|key, _| kept.contains(&key.as_str()));
     (config, pods)
 }
@@ -68,7 +73,8 @@ fn envoy_accepts_the_file_with_and_without_tracing() {
         assert_eq!(output.contains("instantiating a new tracer"), tracing, "{output}");
     }
     let broken = directory.path().join("broken.yaml");
-    std::fs::write(&broken, shipped_text(SHIPPED_FILE, false).replace("failure_mode_allow", "failure_mode_alow")).unwrap();
+    std::fs::write(&broken, shipped_text(SHIPPED_FILE, false).replace("failure_mode_allow", "failure_mode_alow"))
+        .unwrap();
     assert!(!validate(&broken).0, "validation notices a misspelt option");
 }
 
@@ -223,7 +229,8 @@ async fn r81_the_request_timeout_bounds_the_upload_but_not_the_prefill() {
         filters[0]["typed_config"]["request_timeout"] = "1s".into();
     };
     let envoy = Envoy::start_with(EnvoyOptions {
-        failover: None, tandem_grpc: vec![processor.address()],
+        failover: None,
+        tandem_grpc: vec![processor.address()],
         tandem_http: closed_port(),
         healthy: None,
         otel: None,
@@ -281,7 +288,8 @@ async fn a_dead_replica_costs_nothing_once_it_is_noticed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_no_replica_left_requests_fail_at_once() {
     let options = EnvoyOptions {
-        failover: None, tandem_grpc: vec![closed_port()],
+        failover: None,
+        tandem_grpc: vec![closed_port()],
         tandem_http: closed_port(),
         healthy: Some(0),
         otel: None,
@@ -347,7 +355,8 @@ async fn r88_with_tracing_on_the_processor_gets_the_span_in_its_metadata() {
     let engine = RawServer::answering(OK).await;
     let processor = Processor::start(vec![Action::Route(engine.address())]).await;
     let envoy = Envoy::start_with(EnvoyOptions {
-        failover: None, tandem_grpc: vec![processor.address()],
+        failover: None,
+        tandem_grpc: vec![processor.address()],
         tandem_http: closed_port(),
         healthy: None,
         otel: Some(collector.grpc()),

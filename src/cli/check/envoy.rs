@@ -56,7 +56,7 @@ pub fn check(text: &str, knobs: &Knobs) -> Vec<Finding> {
         let list = filter.get("response_attributes").and_then(Value::as_array);
         list.is_some_and(|list| list.iter().any(|name| name == "upstream.address"))
     };
-    if dialled[1] && !filters.iter().any(|filter| attributes(&filter)) {
+    if dialled[1] && !filters.iter().any(attributes) {
         findings.push(Finding::warning(
             "ext_proc response_attributes lack upstream.address: after a fail-over the load of a request stays with the \
              pod that failed",
@@ -281,7 +281,12 @@ mod tests {
         knobs.addressing = Addressing::DestinationEndpoint;
         assert_eq!(check(FAILOVER, &knobs), []);
         for (from, to, level, said) in [
-            ("- remove: x-gateway-destination-endpoint\n", "- remove: x\n", Level::Error, "x-gateway-destination-endpoint"),
+            (
+                "- remove: x-gateway-destination-endpoint\n",
+                "- remove: x\n",
+                Level::Error,
+                "x-gateway-destination-endpoint",
+            ),
             ("response_attributes: [upstream.address]", "x: y", Level::Warning, "stays with"),
             ("fallback_policy: NO_FALLBACK", "fallback_policy: ANY_ENDPOINT", Level::Error, "any pod"),
             ("retry_on: connect-failure\n", "retry_on: reset\n", Level::Error, "second time"),

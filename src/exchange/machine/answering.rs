@@ -121,13 +121,13 @@ impl Exchange {
     pub(super) fn on_decode_failed(
         &mut self,
         now: Tick,
-        state: State,
+        state: &State,
         detail: &str,
         unreachable: bool,
         effects: &mut Vec<Effect>,
     ) -> State {
         self.faults.decode = true;
-        match &state {
+        match state {
             State::Answering(answer) if !answer.is_held() => {
                 self.content = answer.has_content();
                 tracing::warn!(request_id = self.record.request_id, detail, "decode leg broke during the answer");

@@ -353,23 +353,20 @@ impl Exchange {
         }
         let mut set_headers = Vec::with_capacity(4);
         let attempt = attempt.unwrap_or_else(|| self.attempt_id());
-        match pod {
-            Some(pod) => {
-                self.aim_at(pod);
-                if let Some(strategy) = &self.record.strategy {
-                    set_headers.push(("routing-strategy", strategy.clone().into_owned()));
-                }
-                set_headers.push(("target-pod", pod.address.to_string()));
-                if self.world.knobs.addressing == Addressing::DestinationEndpoint {
-                    let others = self.fallbacks.iter().map(|pod| &*pod.address);
-                    let all: Vec<&str> = std::iter::once(&*pod.address).chain(others).collect();
-                    set_headers.push(("x-gateway-destination-endpoint", all.join(",")));
-                }
+        if let Some(pod) = pod {
+            self.aim_at(pod);
+            if let Some(strategy) = &self.record.strategy {
+                set_headers.push(("routing-strategy", strategy.clone().into_owned()));
             }
-            None => {
-                let model = self.asked.as_ref().map(|asked| asked.body.model.to_string());
-                set_headers.push(("model", model.unwrap_or_default()));
+            set_headers.push(("target-pod", pod.address.to_string()));
+            if self.world.knobs.addressing == Addressing::DestinationEndpoint {
+                let others = self.fallbacks.iter().map(|pod| &*pod.address);
+                let all: Vec<&str> = std::iter::once(&*pod.address).chain(others).collect();
+                set_headers.push(("x-gateway-destination-endpoint", all.join(",")));
             }
+        } else {
+            let model = self.asked.as_ref().map(|asked| asked.body.model.to_string());
+            set_headers.push(("model", model.unwrap_or_default()));
         }
         set_headers.push(("x-request-id", attempt.clone()));
         self.remark(pod.map(|pod| &*pod.address));

@@ -130,7 +130,7 @@ proptest! {
         // Once the head of an answer is out, an error can only be shown by breaking off, and nobody else can answer.
         let out = names.iter().position(|name| *name == "head");
         let late = |name: &&str| ["refuse", "head", "route", "prefill", "answer", "drop"].contains(name);
-        prop_assert!(out.is_none_or(|at| !names[at + 1..].iter().any(|name| late(name))), "{:?}", names);
+        prop_assert!(out.is_none_or(|at| !names[at + 1..].iter().any(late)), "{:?}", names);
         prop_assert!(count("prefill") <= 2 && count("refuse") <= 1 && count("answer") <= 1, "{:?}", names);
         prop_assert!(!front || count("replace") == 0 || count("cut") == 1, "{:?}", names);
         if matches!(pods, Pods::Sglang | Pods::Mooncake | Pods::GenerationFirst) {

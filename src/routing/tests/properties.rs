@@ -364,7 +364,7 @@ proptest! {
             let well = |pods: &[Arc<Pod>]| pods.iter().filter(|pod| !ill(pod)).cloned().collect::<Vec<_>>();
             let sets = model.rolesets.iter().map(|set| {
                 // A decode pod that does everything needs no prefill pod beside it.
-                let prefill = if scene.splittable != Splittable::Yes { set.prefill.clone() } else { well(&set.prefill) };
+                let prefill = if scene.splittable == Splittable::Yes { well(&set.prefill) } else { set.prefill.clone() };
                 Roleset { prefill, decode: well(&set.decode), ..set.clone() }
             });
             let smaller = Model {

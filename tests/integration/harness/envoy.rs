@@ -48,7 +48,15 @@ impl Envoy {
     /// Starts it before these replicas and waits until it serves and sees them all healthy.
     pub async fn start(tandem_grpc: &[SocketAddr], tandem_http: SocketAddr) -> Envoy {
         let tandem_grpc = tandem_grpc.to_vec();
-        Envoy::start_with(EnvoyOptions { failover: None, tandem_grpc, tandem_http, healthy: None, otel: None, edit: None }).await
+        Envoy::start_with(EnvoyOptions {
+            failover: None,
+            tandem_grpc,
+            tandem_http,
+            healthy: None,
+            otel: None,
+            edit: None,
+        })
+        .await
     }
 
     /// Starts it with options.
@@ -149,7 +157,8 @@ pub fn shipped_text(file: &str, tracing: bool) -> String {
 /// The shipped configuration with the addresses of a test.
 pub fn shipped_config(options: &EnvoyOptions) -> Value {
     let file = if options.failover.is_some() { FAILOVER_FILE } else { SHIPPED_FILE };
-    let mut config: Value = serde_saphyr::from_str(&shipped_text(file, options.otel.is_some())).expect("parse the YAML");
+    let mut config: Value =
+        serde_saphyr::from_str(&shipped_text(file, options.otel.is_some())).expect("parse the YAML");
     let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
     set_address(&mut config["admin"]["address"], any_port);
     for listener in config["static_resources"]["listeners"].as_array_mut().expect("listeners") {

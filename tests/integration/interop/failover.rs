@@ -119,9 +119,13 @@ async fn decode_failover_is_not_for_sglang() {
         assert_eq!(answer.status, 503);
         // One attempt, and its prefill pod is told. (The answer may be faster than the prefill leg.)
         let at_work = || sandbox.prefill.iter().filter(|engine| !super::work(engine).is_empty()).collect::<Vec<_>>();
-        let prefills = eventually(SOON, "the prefill leg", async || Some(at_work()).filter(|pods| !pods.is_empty())).await;
+        let prefills =
+            eventually(SOON, "the prefill leg", async || Some(at_work()).filter(|pods| !pods.is_empty())).await;
         assert_eq!(prefills.len(), 1);
-        assert_eq!(super::calls(prefills[0], "/abort_request", 1).await[0].json()["rid"], only_work(prefills[0]).json()["rid"]);
+        assert_eq!(
+            super::calls(prefills[0], "/abort_request", 1).await[0].json()["rid"],
+            only_work(prefills[0]).json()["rid"]
+        );
         ended(prefills[0]).await;
     }
     assert_eq!(total(&sandbox.fleet, FAILOVERS, &[]).await, 0.0);

@@ -170,7 +170,10 @@ async fn interop_sglang_client_leaves_during_prefill() {
         let told = prefill.records_for(ABORT)[0].received_at;
         assert!(record.end.is_some_and(|(at, _)| at >= told));
     }
-    assert_eq!(total(&sandbox.fleet, "gateway_pd_decode_abort_total", &[("prefill_failure_class", "client_gone")]).await, 8.0);
+    assert_eq!(
+        total(&sandbox.fleet, "gateway_pd_decode_abort_total", &[("prefill_failure_class", "client_gone")]).await,
+        8.0
+    );
     sandbox.close().await;
 }
 
@@ -285,7 +288,8 @@ async fn interop_trtllm_generation_first_client_leaves_during_decode() {
         assert_eq!(only_work(context).status, Some(200));
 
         sandbox.clear();
-        generation.script(Fault::on("/v1/").stream(vec!["data: {\"choices\":[{\"text\":\"a\"}]}\n\n".into()]).stall_after(1));
+        generation
+            .script(Fault::on("/v1/").stream(vec!["data: {\"choices\":[{\"text\":\"a\"}]}\n\n".into()]).stall_after(1));
         context.script(Fault::on("/v1/").answer(200, "application/json", "{}"));
         let left = leave_stream_after(&path, 1).await;
         assert_leg_gone(generation, left).await;

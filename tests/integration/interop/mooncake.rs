@@ -80,9 +80,12 @@ async fn interop_mooncake_the_bootstrap_server_says_nothing_of_use() {
     let prefill = &sandbox.prefill[0];
     let mut failed = 0.0;
     for path in sandbox.paths() {
-        for (status, said, class) in
-            [(200, "{}", "bad_response"), (200, "<html>", "bad_response"), (503, "{}", "http_status"), (404, "", "http_status")]
-        {
+        for (status, said, class) in [
+            (200, "{}", "bad_response"),
+            (200, "<html>", "bad_response"),
+            (503, "{}", "http_status"),
+            (404, "", "http_status"),
+        ] {
             sandbox.clear();
             prefill.script(Fault::on(QUERY).answer(status, "application/json", said));
             let answer = Call::post(&path, CHAT, BODY).send().await;

@@ -103,7 +103,8 @@ async fn r33_an_error_before_content_is_tried_again_with_fresh_ids() {
                     assert_ne!(attempts[0].header("x-request-id"), attempts[1].header("x-request-id"));
                     let decodes: Vec<_> = sandbox.decode.iter().flat_map(work).collect();
                     assert_eq!(decodes.len(), 2);
-                    let of = |record: &tandem_sim::Record| record.json()["kv_transfer_params"]["remote_request_id"].clone();
+                    let of =
+                        |record: &tandem_sim::Record| record.json()["kv_transfer_params"]["remote_request_id"].clone();
                     assert_ne!(of(&decodes[0]), of(&decodes[1]), "no hand-off is used twice");
                     break;
                 }
@@ -152,7 +153,8 @@ async fn r33_sglang_is_not_tried_again() {
         let _ = Call::post(&path, CHAT, streamed.clone()).send().await.body().await;
         // The answer may be faster than the prefill leg.
         let attempts = || sandbox.prefill.iter().flat_map(work).collect::<Vec<_>>();
-        let attempts = eventually(SOON, "the prefill leg", async || Some(attempts()).filter(|all| !all.is_empty())).await;
+        let attempts =
+            eventually(SOON, "the prefill leg", async || Some(attempts()).filter(|all| !all.is_empty())).await;
         assert_eq!(attempts.len(), 1);
         rooms.push(attempts[0].json()["bootstrap_room"].as_u64().unwrap());
         for decode in &sandbox.decode {
@@ -273,8 +275,10 @@ async fn r52_a_dead_decode_pod_is_left_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r39_mixed_engines_are_refused_before_any_leg() {
     let vllm = [start_engine(EngineConfig::prefill("m")).await, start_engine(EngineConfig::decode("m")).await];
-    let sglang =
-        [start_engine(EngineConfig::prefill("m").sglang()).await, start_engine(EngineConfig::decode("m").sglang()).await];
+    let sglang = [
+        start_engine(EngineConfig::prefill("m").sglang()).await,
+        start_engine(EngineConfig::decode("m").sglang()).await,
+    ];
     let pods = [("vllm", &vllm), ("sglang", &sglang)].into_iter().flat_map(|(engine, pair)| {
         ["prefill", "decode"].into_iter().zip(pair).map(move |(role, server)| {
             let name = format!("{engine}-{role}");

@@ -124,7 +124,8 @@ async fn interop_20_what_a_client_says_about_the_handoff_is_replaced() {
         assert_legs(&sandbox, honest.as_bytes(), &request_id, "127.0.0.1");
         for engine in [&sandbox.prefill[0], &sandbox.decode[0]] {
             let record = only_work(engine);
-            let steering = record.headers.iter().any(|(name, _)| name.starts_with("x-override-") || name.contains("rank"));
+            let steering =
+                record.headers.iter().any(|(name, _)| name.starts_with("x-override-") || name.contains("rank"));
             assert!(!steering, "{:?}", record.headers);
         }
         sandbox.clear();

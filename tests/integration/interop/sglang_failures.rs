@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tandem_sim::{Cut, Engine, Fault, StreamHead, Timing};
+use tandem_sim::{Cut, End, Engine, Fault, StreamHead, Timing};
 use tokio::time::Instant;
 
 use super::{calls, ended, only_work};
@@ -51,7 +51,8 @@ fn assert_aborts(engine: &Engine, count: usize) {
 async fn interop_21_r30_prefill_fails_while_decode_waits() {
     let sandbox = Sandbox::start(options()).await;
     let (prefill, decode) = (&sandbox.prefill[0], &sandbox.decode[0]);
-    let failing = |status, body: &'static str| Fault::on("/v1/").answer(status, "application/json", body).close_connection();
+    let failing =
+        |status, body: &'static str| Fault::on("/v1/").answer(status, "application/json", body).close_connection();
     let flat = r#"{"object":"error","message":"out of memory","type":"500","param":null,"code":500}"#;
     let mut done = 0.0;
     for path in sandbox.paths() {
@@ -94,7 +95,8 @@ async fn interop_21_r30_prefill_fails_while_decode_waits() {
     let class = |class| [("class", class), ("stage", "before_response")];
     wait_total(&sandbox.fleet, FAILED, &class("http_status"), done * 0.75).await;
     wait_total(&sandbox.fleet, FAILED, &class("transport"), done * 0.25).await;
-    wait_total(&sandbox.fleet, ABORTED, &[("result", "ok"), ("prefill_failure_class", "http_status")], done * 1.5).await;
+    wait_total(&sandbox.fleet, ABORTED, &[("result", "ok"), ("prefill_failure_class", "http_status")], done * 1.5)
+        .await;
     wait_total(&sandbox.fleet, ABORTED, &[], done * 2.0).await;
     sandbox.close().await;
 }
@@ -113,6 +115,25 @@ async fn interop_21_prefill_cannot_be_reached() {
     }
     wait_total(&sandbox.fleet, FAILED, &[("class", "transport"), ("stage", "before_response")], 2.0).await;
     sandbox.prefill[0].resume_listening().await.unwrap();
+    sandbox.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn interop_21_r30_prefill_hangs() {
+    let sandbox = Sandbox::start(options().env(&[("AIBRIX_PREFILL_REQUEST_TIMEOUT", "1")])).await;
+    let (prefill, decode) = (&sandbox.prefill[0], &sandbox.decode[0]);
+    for path in sandbox.paths() {
+        sandbox.clear();
+        prefill.script(Fault::on("/v1/").hang());
+        let answer = Call::post(&path, CHAT, BODY).send().await;
+        let message = "prefill request failed (timeout): no answer within 1 s";
+        assert_error(answer, 503, "x-error-pd-prefill", message).await;
+        calls(decode, ABORT, 2).await;
+        assert_aborts(decode, 2);
+        ended(decode).await;
+        assert_eq!(ended(prefill).await.ended(), Some(End::ClientGone));
+    }
+    wait_total(&sandbox.fleet, FAILED, &[("class", "timeout"), ("stage", "before_response")], 2.0).await;
     sandbox.close().await;
 }
 
@@ -291,7 +312,10 @@ async fn interop_26_r40_a_whole_answer_has_a_timer_when_asked_for() {
         assert_aborts(&sandbox.decode[0], 1);
         ended(&sandbox.decode[0]).await;
         // It is none of a stream's, and profiles have their own.
-        assert_eq!(Call::post(&path, CHAT, streamed()).send().await.events().collect().await.0.last().unwrap(), "[DONE]");
+        assert_eq!(
+            Call::post(&path, CHAT, streamed()).send().await.events().collect().await.0.last().unwrap(),
+            "[DONE]"
+        );
         for profile in ["patient", "off"] {
             let answer = Call::post(&path, CHAT, BODY).header("config-profile", profile).send().await;
             assert_eq!(answer.status, 200, "{profile}");

@@ -37,22 +37,30 @@ async fn interop_28_29_context_first() {
     let chat = r#"{"model":"m","seed":9007199254740993,"messages":[{"role":"user","content":"hello"}],"max_completion_tokens":32}"#;
     let text = r#"{"model":"m","prompt":"hello there","max_tokens":6,"min_tokens":2}"#;
     for path in sandbox.paths() {
-        for (api, body, ids, limit) in
-            [(CHAT, chat, "prompt_token_ids", 32), ("/v1/completions?x=1", text, "prompt", 6), (TEXT, text, "prompt", 6)]
-        {
+        for (api, body, ids, limit) in [
+            (CHAT, chat, "prompt_token_ids", 32),
+            ("/v1/completions?x=1", text, "prompt", 6),
+            (TEXT, text, "prompt", 6),
+        ] {
             sandbox.clear();
             let answer = Call::post(&path, api, body).send().await;
             assert_eq!(answer.status, 200, "{api}");
             assert_eq!((answer.header("target-pod"), answer.header("prefill-target-pod")), ("d0", "p0"));
             let answer = answer.json().await;
             assert_eq!(answer["usage"]["completion_tokens"], limit);
-            assert_eq!(answer["choices"][0].get("text"), plain_answer(&plain, TEXT, body).await["choices"][0].get("text"));
+            assert_eq!(
+                answer["choices"][0].get("text"),
+                plain_answer(&plain, TEXT, body).await["choices"][0].get("text")
+            );
 
             let (context, generation) = (only_work(&sandbox.prefill[0]), only_work(&sandbox.decode[0]));
             assert_eq!((context.path.as_str(), generation.path.as_str()), (api, api));
             let c = context.json();
             assert_eq!((&c["max_tokens"], &c["stream"]), (&json!(1), &json!(false)));
-            assert_eq!((c.get("max_completion_tokens"), c.get("min_tokens"), c.get("stream_options")), (None, None, None));
+            assert_eq!(
+                (c.get("max_completion_tokens"), c.get("min_tokens"), c.get("stream_options")),
+                (None, None, None)
+            );
             assert_eq!(without(&context.body, &on_context()), without(body.as_bytes(), &on_context()));
             let id = number(&context, "disagg_request_id");
             assert_eq!(c["disaggregated_params"].as_object().unwrap().len(), 2);
@@ -103,7 +111,9 @@ async fn interop_30_the_first_token_is_the_last() {
                     assert!(token.as_str().is_some_and(|token| !token.is_empty()), "{events:?}");
                     assert_eq!((&first["finish_reason"], &last["finish_reason"]), (&Value::Null, &json!("stop")));
                     assert!(!usage || of(2)["usage"]["completion_tokens"] == 1, "{events:?}");
-                    assert!(events.iter().all(|event| !event.contains("disagg") && !event.contains("prompt_token_ids")));
+                    assert!(
+                        events.iter().all(|event| !event.contains("disagg") && !event.contains("prompt_token_ids"))
+                    );
                 } else {
                     let answer = answer.json().await;
                     assert_eq!(answer["choices"][0]["finish_reason"], "stop");

@@ -88,7 +88,9 @@ async fn interop_32_generation_first() {
 async fn interop_33_bad_server_info() {
     let sandbox = Sandbox::start(options()).await;
     let context = &sandbox.prefill[0];
-    let params = |params: &str| Fault::on(INFO).answer(200, "application/json", format!("{{\"disaggregated_params\":{params}}}"));
+    let params = |params: &str| {
+        Fault::on(INFO).answer(200, "application/json", format!("{{\"disaggregated_params\":{params}}}"))
+    };
     let huge = format!(r#"{{"ctx_info_endpoint":"tcp://x:1","ctx_dp_rank":0,"pad":"{}"}}"#, "x".repeat(2 << 20));
     let good = format!(r#"{{"ctx_info_endpoint":"tcp://127.0.0.1:{}","ctx_dp_rank":0}}"#, context.bootstrap_port());
     let elsewhere = format!("http://{}/server_info", context.address());
@@ -101,7 +103,11 @@ async fn interop_33_bad_server_info() {
             ("half a rank", params(r#"{"ctx_info_endpoint":"tcp://x:1","ctx_dp_rank":1.5}"#), "bad_response"),
             ("below zero", params(r#"{"ctx_info_endpoint":"tcp://x:1","ctx_dp_rank":-1}"#), "bad_response"),
             ("no endpoint", params(r#"{"ctx_info_endpoint":"","ctx_dp_rank":0}"#), "bad_response"),
-            ("two endpoints", params(r#"{"ctx_info_endpoint":["tcp://x:1","tcp://x:2"],"ctx_dp_rank":0}"#), "bad_response"),
+            (
+                "two endpoints",
+                params(r#"{"ctx_info_endpoint":["tcp://x:1","tcp://x:2"],"ctx_dp_rank":0}"#),
+                "bad_response",
+            ),
             ("no JSON", Fault::on(INFO).answer(200, "text/html", "<html>"), "bad_response"),
             ("2 MiB", params(&huge), "bad_response"),
             ("500", Fault::on(INFO).answer(500, "application/json", "{}"), "http_status"),

@@ -31,7 +31,11 @@ async fn assert_combined(engine: fn(EngineConfig) -> EngineConfig, cases: &[(&st
             let sent = body(api, members);
             let answer = Call::post(&path, api, sent.clone()).send().await;
             let status = answer.status;
-            assert_eq!((answer.header("target-pod"), answer.header("prefill-target-pod")), ("c0", ""), "{field}: {sent}");
+            assert_eq!(
+                (answer.header("target-pod"), answer.header("prefill-target-pod")),
+                ("c0", ""),
+                "{field}: {sent}"
+            );
             assert_eq!(status, 200, "{sent}: {:?}", answer.body().await);
             assert_eq!(only_work(&sandbox.combined[0]).body, sent);
             assert!(work(&sandbox.prefill[0]).is_empty() && work(&sandbox.decode[0]).is_empty());
