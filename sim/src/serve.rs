@@ -59,21 +59,29 @@ pub(crate) async fn handle(core: Arc<Core>, conn: Arc<Conn>, request: Request<In
         let reply = control::answer(&core, &head.method, &path, &body);
         return respond(&asked, served, reply, None);
     }
-    let fault = core.faults.take(&path);
+    let fault = core.faults.take(&path, &head.headers);
     if inference {
         core.gate.pass().await;
     }
     if let Some(fault) = &fault {
         prepare(&core, &conn, fault).await;
     }
-    let reply = if let Some(scripted) = fault.as_ref().and_then(|fault| fault.answer.clone()) {
-        word_for_word(scripted)
-    } else {
+    let scripted = fault.as_ref().and_then(|fault| fault.answer.clone());
+    let work = async {
         let (seq, fault) = (seq.unwrap_or_default(), fault.as_ref());
         match dialect {
             Dialect::Vllm => vllm::answer(&core, &head, &body, seq, fault).await,
             Dialect::Sglang => sglang::answer(&core, &head, &body, seq, fault).await,
             Dialect::Trtllm => trtllm::answer(&core, &head, &body, seq, fault).await,
+        }
+    };
+    let reply = match scripted {
+        None => work.await,
+        Some(scripted) => {
+            if fault.as_ref().is_some_and(|fault| fault.after_work) {
+                work.await;
+            }
+            word_for_word(scripted)
         }
     };
     respond(&asked, served, reply, fault)
