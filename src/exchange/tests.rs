@@ -3,6 +3,7 @@
 mod bands;
 mod disorder;
 mod effects;
+mod legs;
 mod limits;
 mod profiles;
 mod strategies;
