@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, HeaderName, HeaderValue, SERVER, VARY};
+use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -67,24 +68,26 @@ pub(crate) async fn handle(core: Arc<Core>, conn: Arc<Conn>, request: Request<In
         prepare(&core, &conn, fault).await;
     }
     let scripted = fault.as_ref().and_then(|fault| fault.answer.clone());
-    let work = async {
-        let (seq, fault) = (seq.unwrap_or_default(), fault.as_ref());
-        match dialect {
-            Dialect::Vllm => vllm::answer(&core, &head, &body, seq, fault).await,
-            Dialect::Sglang => sglang::answer(&core, &head, &body, seq, fault).await,
-            Dialect::Trtllm => trtllm::answer(&core, &head, &body, seq, fault).await,
-        }
-    };
     let reply = match scripted {
-        None => work.await,
         Some(scripted) => {
             if fault.as_ref().is_some_and(|fault| fault.after_work) {
-                work.await;
+                work(&core, &head, &body, seq, fault.as_ref()).await;
             }
             word_for_word(scripted)
         }
+        None => work(&core, &head, &body, seq, fault.as_ref()).await,
     };
     respond(&asked, served, reply, fault)
+}
+
+/// What the engine itself answers.
+async fn work(core: &Arc<Core>, head: &Parts, body: &[u8], seq: Option<u64>, fault: Option<&Fault>) -> Reply {
+    let seq = seq.unwrap_or_default();
+    match core.config.dialect {
+        Dialect::Vllm => vllm::answer(core, head, body, seq, fault).await,
+        Dialect::Sglang => sglang::answer(core, head, body, seq, fault).await,
+        Dialect::Trtllm => trtllm::answer(core, head, body, seq, fault).await,
+    }
 }
 
 fn is_inference(dialect: Dialect, path: &str) -> bool {
