@@ -151,14 +151,6 @@ impl Answer {
     }
 }
 
-/// Envoy's own answer when it could not connect: a plain 503 that no upstream has spoken, which would have its time.
-pub fn is_connect_failure(head: &AnswerHead) -> bool {
-    let plain = head.headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"text/plain"));
-    head.status == StatusCode::SERVICE_UNAVAILABLE
-        && plain
-        && !head.headers.contains_key("x-envoy-upstream-service-time")
-}
-
 /// The response headers of the reference gateway (its section 1.6). On the response side `target-pod` is a pod
 /// *name* and `target-pod-ip` its address; on the request side `target-pod` is the address.
 pub fn marker_headers(record: &RequestRecord, address: Option<&str>, prefill_host: Option<&str>) -> HeaderMap {

@@ -105,11 +105,14 @@ impl Peer for EnvoyPeer {
                         headers: head.headers,
                         end: headers.end_of_stream,
                     });
-                    let Some(address) = convert::upstream_address(&message.attributes) else {
-                        return Incoming::Event(event);
+                    let before = if convert::pod_did_not_answer(&message.attributes) {
+                        Some(Event::NotAnswered)
+                    } else {
+                        convert::upstream_address(&message.attributes).map(Event::ServedBy)
                     };
+                    let Some(before) = before else { return Incoming::Event(event) };
                     self.next = Some(event);
-                    return Incoming::Event(Event::ServedBy(address));
+                    return Incoming::Event(before);
                 }
                 Some(Message::ResponseBody(body)) => {
                     return Incoming::Event(Event::AnswerChunk {
