@@ -38,10 +38,6 @@ impl Dialect {
         matches!(self, Dialect::VllmMooncake | Dialect::Sglang | Dialect::TrtGenerationFirst)
     }
 
-    pub fn is_trt(self) -> bool {
-        matches!(self, Dialect::TrtContextFirst | Dialect::TrtGenerationFirst)
-    }
-
     /// A prefill answer that nobody can read is no failure: the KV has moved.
     pub fn survives_bad_response(self) -> bool {
         matches!(self, Dialect::VllmMooncake | Dialect::Sglang)
@@ -63,10 +59,12 @@ impl Dialect {
 /// Time of one generated token.
 const TOKEN: Duration = Duration::from_millis(100);
 /// Tokens of an answer.
-pub const TOKENS: u32 = 6;
+pub const TOKENS: u32 = 12;
 /// When a prefill leg fails that runs beside a decode leg: after a decode pod that has all it needs has begun, and before
 /// it has finished.
 const LATE: Duration = Duration::from_millis(300);
+/// When a decode leg fails that runs beside a prefill leg: after both are out.
+const BOTH_OUT: Duration = Duration::from_millis(150);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leg {
@@ -201,31 +199,46 @@ impl Cell {
     /// What the simulator of the leg is told; `tag` marks the requests of this cell.
     pub fn script(self, tag: &str) -> Option<Script> {
         let script = Script::on("/v1/").header("x-cell", tag);
-        let late = self.leg == Leg::Prefill && self.dialect.is_concurrent();
-        let wait = if late { LATE } else { Duration::ZERO };
+        let wait = match self.leg {
+            _ if !self.dialect.is_concurrent() => Duration::ZERO,
+            Leg::Prefill => LATE,
+            Leg::Decode => BOTH_OUT,
+        };
+        let (prefill, streams) = (self.leg == Leg::Prefill, self.leg == Leg::Decode && self.stream);
         // Events of a stream; halves of any other body.
-        let inside = if self.leg == Leg::Decode && self.stream { 3 } else { 1 };
+        let inside = if streams { 3 } else { 1 };
         let error = |text| format!(r#"{{"error":{{"message":"{text}","type":"Scripted","param":null,"code":7}}}}"#);
         let json = "application/json";
         Some(match self.fault {
             Fault::Nothing | Fault::Refused => return None,
             Fault::ResetBeforeHead => script.head_delay(wait).cut_before_head(Cut::Reset),
-            Fault::ResetInBody => script.first_byte_delay(wait).cut_after(inside, Cut::Reset),
+            Fault::ResetInBody if prefill => script.first_byte_delay(wait).cut_after(inside, Cut::Reset),
+            Fault::ResetInBody if streams => script.cut_after(inside, Cut::Reset),
+            // What was sent has to be through Envoy before the connection breaks, or it makes an answer of its own.
+            Fault::ResetInBody => script.slow_bytes(100, LATE).cut_after(inside, Cut::Reset),
             Fault::HangBeforeHead => script.hang(),
             Fault::HangAfterHead => script.stall_after(0),
             Fault::HangInBody => script.stall_after(inside),
             Fault::Status4xx => script.head_delay(wait).answer(400, json, error(ENGINE_REFUSES)),
             Fault::Status5xx => script.head_delay(wait).answer(500, json, error(ENGINE_FAILS)),
             // The prefill pod does its work and only then talks nonsense, or its KV would be missing.
-            Fault::BadJson if self.leg == Leg::Prefill => script.bad_json().after_work(),
-            Fault::BadJson => script.bad_json(),
-            Fault::WrongTypes if self.leg == Leg::Prefill => script.wrong_types().after_work(),
-            Fault::WrongTypes => script.wrong_types(),
+            Fault::BadJson if prefill => script.bad_json().after_work().first_byte_delay(wait),
+            Fault::BadJson => script.head_delay(wait).bad_json(),
+            Fault::WrongTypes if prefill && self.dialect == Dialect::TrtContextFirst => {
+                script.answer(200, json, WRONG_PARAMS).after_work()
+            }
+            Fault::WrongTypes if prefill => script.wrong_types().after_work().first_byte_delay(wait),
+            Fault::WrongTypes => script.head_delay(wait).wrong_types(),
             Fault::SlowBytes => script.slow_bytes(100, Duration::from_millis(if self.leaves { 100 } else { 20 })),
             Fault::ErrorBeforeContent => script.error_event_after(1),
             Fault::ErrorAfterContent => script.error_event_after(3),
             Fault::NoDone => script.omit_done(),
         })
+    }
+
+    /// Whether the other leg's request was sent before this one failed is chance: nothing can hold a refusal back.
+    pub fn is_a_race(self) -> bool {
+        self.fault == Fault::Refused && self.dialect.is_concurrent()
     }
 
     pub fn body(self) -> String {
@@ -240,3 +253,5 @@ impl Cell {
 pub const ENGINE_REFUSES: &str = "the engine refuses";
 /// What the scripted 500 says.
 pub const ENGINE_FAILS: &str = "the engine fails";
+/// A context worker's answer of which everything can be read but the hand-off.
+const WRONG_PARAMS: &str = r#"{"choices":[{"index":0,"finish_reason":"length","disaggregated_params":"oops"}]}"#;

@@ -33,8 +33,19 @@ pub fn tables(envoy: &BTreeMap<usize, Vec<Outcome>>, front: &BTreeMap<usize, Vec
     page
 }
 
-fn essence(outcome: &Outcome) -> (&str, &str, &Traffic, &Traffic) {
-    (&outcome.sees, &outcome.when, &outcome.prefill, &outcome.decode)
+fn essence(outcome: &Outcome) -> (&str, &str, [String; 2]) {
+    (&outcome.sees, &outcome.when, traffic(outcome))
+}
+
+/// What each engine got.
+fn traffic(outcome: &Outcome) -> [String; 2] {
+    [(Leg::Prefill, &outcome.prefill), (Leg::Decode, &outcome.decode)].map(|(leg, traffic)| {
+        if outcome.cell.is_a_race() && outcome.cell.leg != leg {
+            return "a race".to_owned();
+        }
+        let Traffic { requests, aborts, stopped } = traffic;
+        format!("{requests} / {aborts} / {stopped}")
+    })
 }
 
 fn table<'a>(outcomes: impl Iterator<Item = &'a Outcome>) -> String {
@@ -64,8 +75,7 @@ fn line(outcome: &Outcome) -> Line {
         Leg::Decode => "decode",
     };
     let client = if leaves { "leaves" } else { "waits" };
-    let traffic = |t: &Traffic| format!("{} / {} / {}", t.requests, t.aborts, t.hung_up);
-    let (prefill, decode) = (traffic(&outcome.prefill), traffic(&outcome.decode));
+    let [prefill, decode] = traffic(outcome);
     (format!("{leg} | {}", fault.name()), format!("{client} | {} | {} | {prefill} | {decode}", outcome.sees, outcome.when))
 }
 

@@ -9,12 +9,16 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::cells::{Cell, ENGINE_FAILS, ENGINE_REFUSES, Fault, Leg};
+use super::rules::Way;
 use super::stage::{PREFILL_TIMEOUT, Stage, WATCHDOG, arrives, records};
 use crate::harness::http::{Call, first_event};
 use crate::harness::within;
 
 /// More than any gateway needs for saying what it knows; a machine that is busy with other things gets another try.
 const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// `delayed_close_timeout` of the shipped file.
+const ENVOY_CLOSES_AFTER: Duration = Duration::from_millis(250);
 
 /// What a client saw.
 #[derive(Debug)]
@@ -35,8 +39,8 @@ pub struct Seen {
 pub struct Traffic {
     pub requests: usize,
     pub aborts: usize,
-    /// Requests whose connection was closed on the engine.
-    pub hung_up: usize,
+    /// Requests that the gateway ended: it closed their connection, or an abort ended them.
+    pub stopped: usize,
 }
 
 /// A played cell.
@@ -44,6 +48,7 @@ pub struct Traffic {
 pub struct Played {
     pub cell: Cell,
     pub tag: String,
+    pub way: Way,
     pub seen: Seen,
 }
 
@@ -69,11 +74,12 @@ enum Progress {
 }
 
 /// Plays `cell`; `tag` is its own.
-pub async fn play(stage: &Stage, base: &str, cell: Cell, tag: String) -> Played {
+pub async fn play(stage: &Stage, way: Way, cell: Cell, tag: String) -> Played {
     let engine = if cell.leg == Leg::Prefill { &stage.prefill } else { &stage.decode };
     if let Some(script) = cell.script(&tag) {
         engine.script(script);
     }
+    let base = &stage.fleet.paths()[way as usize];
     let call = Call::post(base, "/v1/chat/completions", cell.body())
         .header("x-cell", &tag)
         .header("external-filter", &format!("lane={}", cell.lane()));
@@ -102,7 +108,7 @@ pub async fn play(stage: &Stage, base: &str, cell: Cell, tag: String) -> Played 
         within(&tag, ask(call, &mut seen, &progress)).await;
         seen.over = Instant::now();
     }
-    Played { cell, tag, seen }
+    Played { cell, tag, way, seen }
 }
 
 fn all_ended(engine: &Engine, tag: &str) -> bool {
@@ -147,29 +153,69 @@ async fn moment(stage: &Stage, cell: Cell, tag: &str, progress: &watch::Sender<P
 impl Played {
     /// Reads the records. Call it when nothing more can come.
     pub fn judge(self, stage: &Stage) -> Outcome {
-        let Played { cell, tag, seen } = self;
-        let legs = [&stage.prefill, &stage.decode].map(|engine| records(engine, &tag));
-        let rids: Vec<String> = legs.iter().flatten().filter_map(|record| rid(&record.json())).collect();
-        let traffic = |engine: &Engine, legs: &[Record]| Traffic {
-            requests: legs.len(),
-            aborts: engine
-                .records_for("/abort_request")
-                .iter()
-                .filter(|record| rid(&record.json()).is_some_and(|rid| rids.contains(&rid)))
-                .count(),
-            hung_up: legs.iter().filter(|record| record.ended() == Some(End::ClientGone)).count(),
-        };
-        let [prefill, decode] = [(&stage.prefill, &legs[0]), (&stage.decode, &legs[1])].map(|(e, l)| traffic(e, l));
-        let ends: Vec<(Instant, End)> = legs.iter().flatten().filter_map(|record| record.end).collect();
-        let when = if cell.leaves { when_engines_knew(&seen, &ends) } else { when_client_knew(&seen, &ends) };
+        let Played { cell, tag, way, seen } = self;
+        let [prefill, decode] = stage.engines().map(|engine| records(engine, &tag));
+        let rids: Vec<String> = prefill.iter().chain(&decode).filter_map(|record| rid(&record.json())).collect();
+        let aborts = stage.engines().map(|engine| {
+            let own = |record: &Record| rid(&record.json()).is_some_and(|rid| rids.contains(&rid));
+            engine.records_for("/abort_request").into_iter().filter(own).collect::<Vec<_>>()
+        });
+        let [prefill, decode] = [Heard::new(prefill, &aborts[0]), Heard::new(decode, &aborts[1])];
+        let when = if cell.leaves { when_engines_knew(&seen, [&prefill, &decode]) } else { when_client_knew(way, &seen, [&prefill, &decode]) };
         let sees = if cell.leaves { "–".to_owned() } else { sees(cell, &seen) };
-        Outcome { cell, seen, sees, when, prefill, decode }
+        Outcome { cell, seen, sees, when, prefill: prefill.traffic, decode: decode.traffic }
     }
 }
 
 fn rid(body: &Value) -> Option<String> {
     body["rid"].as_str().map(str::to_owned)
 }
+
+/// What one engine heard of a cell.
+struct Heard {
+    traffic: Traffic,
+    legs: Vec<Record>,
+    first_abort: Option<Instant>,
+}
+
+impl Heard {
+    fn new(legs: Vec<Record>, aborts: &[Record]) -> Heard {
+        let stopped = |record: &&Record| match record.ended() {
+            Some(End::ClientGone) => true,
+            Some(End::Completed) => !aborts.is_empty(),
+            _ => false,
+        };
+        let traffic =
+            Traffic { requests: legs.len(), aborts: aborts.len(), stopped: legs.iter().filter(stopped).count() };
+        Heard { traffic, legs, first_abort: aborts.first().map(|record| record.received_at) }
+    }
+
+    /// When the engine said its last word to the gateway, before `then`. What it says after an abort is no news.
+    fn said(&self, then: Instant) -> Option<Instant> {
+        let ends = self.legs.iter().filter_map(|record| record.end);
+        let aborted = |at: Instant| self.first_abort.is_some_and(|abort| abort <= at);
+        ends.filter(|(at, end)| *end != End::ClientGone && *at <= then && !aborted(*at)).map(|(at, _)| at).max()
+    }
+
+    /// When it knew that nobody waits any more.
+    fn knew(&self) -> Option<Instant> {
+        let ended = self.legs.iter().filter_map(|record| record.end).map(|(at, _)| at).max()?;
+        Some(self.first_abort.map_or(ended, |abort| abort.min(ended)))
+    }
+
+    /// The gateway hung up around `then`, when a leg had lasted as long as `timer`.
+    fn ran_out(&self, timer: Duration, then: Instant) -> bool {
+        self.legs.iter().any(|record| {
+            let Some((at, End::ClientGone)) = record.end else { return false };
+            at - record.received_at >= timer - timer / 20
+                && at < then + AT_ONCE
+                && then.saturating_duration_since(at) < BUSY_MOMENT
+        })
+    }
+}
+
+/// What a busy machine may add to a timer.
+const BUSY_MOMENT: Duration = Duration::from_millis(1500);
 
 impl Outcome {
     /// It took longer than anything that is due to take time.
@@ -179,29 +225,27 @@ impl Outcome {
 }
 
 /// From the last word of an engine, or from the start, to the end of the answer.
-fn when_client_knew(seen: &Seen, ends: &[(Instant, End)]) -> String {
-    let said = ends.iter().filter(|(at, end)| *end != End::ClientGone && *at <= seen.over).map(|(at, _)| *at);
-    let heard = said.max().unwrap_or(seen.start);
-    class(seen.over - heard, seen.over - seen.start)
-}
-
-/// From the client's leaving to the end of the last leg.
-fn when_engines_knew(seen: &Seen, ends: &[(Instant, End)]) -> String {
-    let last = ends.iter().map(|(at, _)| *at).max().unwrap_or(seen.over);
-    class(last.saturating_duration_since(seen.over), last.saturating_duration_since(seen.start))
-}
-
-fn class(since: Duration, total: Duration) -> String {
-    let about = |timer: Duration| (timer - timer / 20..timer + Duration::from_millis(1500)).contains(&total);
-    if since < AT_ONCE {
+fn when_client_knew(way: Way, seen: &Seen, heard: [&Heard; 2]) -> String {
+    // Envoy closes a client's connection a moment after it has broken an answer off.
+    let cut = way == Way::Envoy && seen.status.is_some() && !seen.complete;
+    let knew = if cut { seen.over - ENVOY_CLOSES_AFTER.min(seen.over - seen.start) } else { seen.over };
+    let said = heard.iter().filter_map(|heard| heard.said(knew)).max().unwrap_or(seen.start);
+    if knew - said < AT_ONCE {
         "at once".to_owned()
-    } else if about(PREFILL_TIMEOUT) {
+    } else if heard[0].ran_out(PREFILL_TIMEOUT, knew) {
         "prefill timeout".to_owned()
-    } else if about(WATCHDOG) {
+    } else if heard[1].ran_out(WATCHDOG, knew) {
         "watchdog".to_owned()
     } else {
-        format!("late: {since:?} of {total:?}")
+        format!("late: {:?} of {:?}", knew - said, knew - seen.start)
     }
+}
+
+/// From the client's leaving until the last engine knew.
+fn when_engines_knew(seen: &Seen, heard: [&Heard; 2]) -> String {
+    let knew = heard.iter().filter_map(|heard| heard.knew()).max().unwrap_or(seen.over);
+    let took = knew.saturating_duration_since(seen.over);
+    if took < AT_ONCE { "at once".to_owned() } else { format!("late: {took:?}") }
 }
 
 /// What the client sees, in words.
@@ -238,7 +282,8 @@ fn sees(cell: Cell, seen: &Seen) -> String {
     if events.iter().any(|event| event == "[DONE]") {
         parts.push("`[DONE]`");
     }
-    if !seen.complete {
+    // Behind an error event, whether there is a cut or just an end depends on how the engine's writes fell into Envoy's reads.
+    if !seen.complete && !parts.contains(&"error event") {
         parts.push("cut");
     }
     parts.join(", ")

@@ -58,7 +58,7 @@ where
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_prefill_reaches_the_client_promptly() {
     for dialect in [Dialect::VllmShfs, Dialect::Sglang] {
-        let stage = Arc::new(Stage::set(dialect, |config| config).await);
+        let stage = Arc::new(Stage::set(dialect, &[]).await);
         stage.prefill.script(Fault::on("/v1/").answer(500, "application/json", r#"{"error":{"message":"no"}}"#).always());
         for (way, path) in ["Envoy", "the front"].into_iter().zip(stage.fleet.paths()) {
             let what = format!("{}: failed prefill, through {way}", dialect.title());
@@ -88,7 +88,7 @@ async fn a_failed_prefill_reaches_the_client_promptly() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_is_noticed_promptly() {
     for dialect in [Dialect::VllmShfs, Dialect::VllmMooncake, Dialect::Sglang, Dialect::TrtGenerationFirst] {
-        let stage = Arc::new(Stage::set(dialect, |config| config).await);
+        let stage = Arc::new(Stage::set(dialect, &[]).await);
         // With both legs at once, the prefill pod of SGLang and TensorRT-LLM waits for the decode pod.
         let held = if dialect.is_concurrent() { &stage.decode } else { &stage.prefill };
         held.script(Fault::on("/v1/").hang().always());

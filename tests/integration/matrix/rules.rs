@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::cells::{Dialect, Fault, Leg};
+use super::cells::{Cell, Dialect, Fault, Leg};
 use super::play::{Outcome, content};
 use super::stage::{PREFILL_TIMEOUT, WATCHDOG};
 
@@ -32,11 +32,12 @@ const RULES: [Rule; 18] = [
         !prefill_failed(o) || o.cell.leaves || o.decode_talked() || !o.succeeded()
     }),
     ("a leg that fails beside a decode pod ends that pod's request", |_, o| {
-        !prefill_failed(o) || o.decode_talked() || o.decode.requests == 0 || o.decode.hung_up == 1 || o.decode.aborts > 0
+        !prefill_failed(o) || o.decode_talked() || o.decode.requests == 0 || o.decode.stopped == 1 || o.decode.aborts > 0
     }),
     ("SGLang: two aborts at decode for a prefill that fails before the first event, else none", |_, o| {
         let due = prefill_failed(o) && !o.cell.leaves && !o.decode_talked();
-        o.cell.dialect != Dialect::Sglang || o.cell.leg != Leg::Prefill || o.cell.leaves || o.decode.aborts == if due { 2 } else { 0 }
+        let asked = o.cell.dialect == Dialect::Sglang && o.cell.leg == Leg::Prefill && !o.cell.leaves;
+        !asked || o.decode.requests == 0 || o.decode.aborts == if due { 2 } else { 0 }
     }),
     ("only SGLang is aborted by a call", |_, o| {
         o.cell.dialect == Dialect::Sglang || o.prefill.aborts + o.decode.aborts == 0
@@ -68,7 +69,9 @@ const RULES: [Rule; 18] = [
     }),
     ("nothing after an error event looks like a good end", |_, o| {
         let error = matches!(o.cell.fault, Fault::ErrorBeforeContent | Fault::ErrorAfterContent);
-        !error || !o.succeeded() && !o.sees.contains("DONE") && (o.seen.status != Some(200) || !o.seen.complete)
+        // A cut, or an end right behind the event that says so.
+        let last = o.seen.events().last().is_some_and(|event| event.contains("\"error\""));
+        !error || !o.succeeded() && !o.sees.contains("DONE") && (o.seen.status != Some(200) || !o.seen.complete || last)
     }),
     ("the front tells an error before content by the status", |way, o| {
         way == Way::Envoy || o.cell.fault != Fault::ErrorBeforeContent || o.seen.status.is_some_and(|status| status >= 500)
@@ -96,6 +99,8 @@ fn prefill_failed(outcome: &Outcome) -> bool {
             Fault::SlowBytes => cell.leaves && !cell.dialect.is_concurrent(),
             Fault::BadJson => !cell.dialect.survives_bad_response(),
             Fault::WrongTypes => !cell.dialect.is_concurrent(),
+            // The KV is there: decode has answered before the prefill timeout.
+            Fault::HangAfterHead | Fault::HangInBody => !cell.dialect.is_concurrent(),
             _ => !cell.leaves || !cell.dialect.is_concurrent(),
         }
 }
@@ -108,7 +113,7 @@ fn works(outcome: &Outcome) -> bool {
         && match (cell.leg, cell.fault) {
             (_, Fault::Nothing | Fault::SlowBytes) => true,
             (Leg::Prefill, Fault::BadJson) => cell.dialect.survives_bad_response(),
-            (Leg::Prefill, Fault::WrongTypes) => concurrent,
+            (Leg::Prefill, Fault::WrongTypes | Fault::HangAfterHead | Fault::HangInBody) => concurrent,
             _ => false,
         }
 }
@@ -126,16 +131,11 @@ impl Outcome {
             }
     }
 
-    /// The decode pod has begun to answer, so that it must have had the KV: then a prefill leg may fail behind it. (A head
-    /// of TensorRT-LLM proves nothing.)
+    /// The decode pod had begun to answer when the prefill leg failed, so that it must have had the KV. (A head of
+    /// TensorRT-LLM proves nothing.)
     fn decode_talked(&self) -> bool {
-        let late = matches!(self.cell.fault, Fault::ResetInBody | Fault::HangAfterHead | Fault::HangInBody);
-        let dialect = self.cell.dialect;
-        self.cell.leg == Leg::Prefill && late && matches!(dialect, Dialect::VllmMooncake | Dialect::Sglang) && self.talked()
-    }
-
-    /// Streams have begun when the leg fails; an answer that is no stream is complete when a leg that hangs times out.
-    fn talked(&self) -> bool {
-        self.cell.stream || self.cell.fault != Fault::ResetInBody
+        let Cell { dialect, leg, fault, stream, .. } = self.cell;
+        let proves = matches!(dialect, Dialect::VllmMooncake | Dialect::Sglang);
+        leg == Leg::Prefill && fault == Fault::ResetInBody && stream && proves
     }
 }

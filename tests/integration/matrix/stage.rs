@@ -32,9 +32,10 @@ pub struct Stage {
 }
 
 impl Stage {
-    pub async fn set(dialect: Dialect, change: impl Fn(EngineConfig) -> EngineConfig) -> Stage {
-        let prefill = start_engine(change(dialect.configure(EngineConfig::prefill(MODEL)))).await;
-        let decode = start_engine(change(dialect.configure(EngineConfig::decode(MODEL)))).await;
+    /// `more` are settings beside those of every stage, or in their place.
+    pub async fn set(dialect: Dialect, more: &[(&'static str, &str)]) -> Stage {
+        let prefill = start_engine(dialect.configure(EngineConfig::prefill(MODEL))).await;
+        let decode = start_engine(dialect.configure(EngineConfig::decode(MODEL))).await;
         let nobody = TcpSocket::new_v4().expect("a socket");
         nobody.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let dead = nobody.local_addr().expect("an address");
@@ -62,6 +63,7 @@ impl Stage {
             Dialect::TrtGenerationFirst => env.push(("AIBRIX_TRT_SCHEDULE_STYLE", "generation_first".to_owned())),
             _ => {}
         }
+        env.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
         let env = env.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         let fleet = Fleet::start(pods, FleetOptions { replicas: 1, env, ..FleetOptions::default() }).await;
         Stage { dialect, prefill, decode, fleet, _nobody: nobody }
