@@ -427,7 +427,8 @@ mod tests {
         assert!(faults.add(Fault::on("/v1").answer(501, "text/plain", "b"), 9));
         assert!(faults.add(Fault::on("/metrics").omit_done().always(), 3));
         assert!(!faults.add(Fault::on("/"), 3), "the book is full");
-        let status = |path| faults.take(path, &HeaderMap::new()).and_then(|fault| fault.answer).map(|answer| answer.status);
+        let status =
+            |path| faults.take(path, &HeaderMap::new()).and_then(|fault| fault.answer).map(|answer| answer.status);
         assert_eq!(status("/v1/chat/completions"), Some(501), "skipped by the first, taken by the second");
         assert_eq!(status("/v1/completions"), None);
         assert_eq!(status("/v1/chat/completions"), Some(500));

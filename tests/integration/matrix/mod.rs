@@ -48,7 +48,9 @@ async fn matrix_of_failures() {
         for (number, [through_envoy, through_front]) in join_all(stages).await {
             for (way, outcomes) in [(Way::Envoy, &through_envoy), (Way::Front, &through_front)] {
                 for outcome in outcomes {
-                    broken.extend(rules::broken(way, outcome).into_iter().map(|rule| format!("{way:?}: {rule}: {outcome:?}")));
+                    broken.extend(
+                        rules::broken(way, outcome).into_iter().map(|rule| format!("{way:?}: {rule}: {outcome:?}")),
+                    );
                 }
             }
             envoy.insert(number, through_envoy);

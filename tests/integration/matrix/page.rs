@@ -76,7 +76,10 @@ fn line(outcome: &Outcome) -> Line {
     };
     let client = if leaves { "leaves" } else { "waits" };
     let [prefill, decode] = traffic(outcome);
-    (format!("{leg} | {}", fault.name()), format!("{client} | {} | {} | {prefill} | {decode}", outcome.sees, outcome.when))
+    (
+        format!("{leg} | {}", fault.name()),
+        format!("{client} | {} | {} | {prefill} | {decode}", outcome.sees, outcome.when),
+    )
 }
 
 /// Compares the tables with those of the page, or writes them into it when `TANDEM_REWRITE_DOCS` is 1. The rest of the page

@@ -161,7 +161,11 @@ impl Played {
             engine.records_for("/abort_request").into_iter().filter(own).collect::<Vec<_>>()
         });
         let [prefill, decode] = [Heard::new(prefill, &aborts[0]), Heard::new(decode, &aborts[1])];
-        let when = if cell.leaves { when_engines_knew(&seen, [&prefill, &decode]) } else { when_client_knew(way, &seen, [&prefill, &decode]) };
+        let when = if cell.leaves {
+            when_engines_knew(&seen, [&prefill, &decode])
+        } else {
+            when_client_knew(way, &seen, [&prefill, &decode])
+        };
         let sees = if cell.leaves { "–".to_owned() } else { sees(cell, &seen) };
         Outcome { cell, seen, sees, when, prefill: prefill.traffic, decode: decode.traffic }
     }
@@ -263,7 +267,8 @@ fn sees(cell: Cell, seen: &Seen) -> String {
         return format!("{status}{who}: {}{cut}", words(error["error"]["message"].as_str().unwrap_or(&text)));
     }
     let end = if seen.complete { "" } else { ", cut" };
-    if !cell.stream || !seen.headers.get("content-type").is_some_and(|kind| kind.as_bytes().starts_with(b"text/event")) {
+    if !cell.stream || !seen.headers.get("content-type").is_some_and(|kind| kind.as_bytes().starts_with(b"text/event"))
+    {
         let read = serde_json::from_slice::<Value>(&seen.body);
         return match read {
             Ok(value) if value["choices"][0]["message"]["content"].is_string() => format!("200, answer{end}"),
@@ -299,7 +304,9 @@ pub fn content(events: &[String]) -> bool {
 
 /// A message without what changes from run to run.
 fn words(message: &str) -> String {
-    if let Some((class, said)) = message.strip_prefix("prefill request failed (").and_then(|rest| rest.split_once("): ")) {
+    if let Some((class, said)) =
+        message.strip_prefix("prefill request failed (").and_then(|rest| rest.split_once("): "))
+    {
         let said = if said == ENGINE_REFUSES || said == ENGINE_FAILS { ", the engine's words" } else { "" };
         return format!("prefill failed, `{class}`{said}");
     }

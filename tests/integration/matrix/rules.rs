@@ -32,7 +32,11 @@ const RULES: [Rule; 18] = [
         !prefill_failed(o) || o.cell.leaves || o.decode_talked() || !o.succeeded()
     }),
     ("a leg that fails beside a decode pod ends that pod's request", |_, o| {
-        !prefill_failed(o) || o.decode_talked() || o.decode.requests == 0 || o.decode.stopped == 1 || o.decode.aborts > 0
+        !prefill_failed(o)
+            || o.decode_talked()
+            || o.decode.requests == 0
+            || o.decode.stopped == 1
+            || o.decode.aborts > 0
     }),
     ("SGLang: two aborts at decode for a prefill that fails before the first event, else none", |_, o| {
         let due = prefill_failed(o) && !o.cell.leaves && !o.decode_talked();
@@ -74,7 +78,9 @@ const RULES: [Rule; 18] = [
         !error || !o.succeeded() && !o.sees.contains("DONE") && (o.seen.status != Some(200) || !o.seen.complete || last)
     }),
     ("the front tells an error before content by the status", |way, o| {
-        way == Way::Envoy || o.cell.fault != Fault::ErrorBeforeContent || o.seen.status.is_some_and(|status| status >= 500)
+        way == Way::Envoy
+            || o.cell.fault != Fault::ErrorBeforeContent
+            || o.seen.status.is_some_and(|status| status >= 500)
     }),
     ("an answer that breaks off does not look complete", |_, o| {
         let broken = matches!(o.cell.fault, Fault::ResetInBody | Fault::HangAfterHead | Fault::HangInBody);

@@ -40,12 +40,16 @@ impl Stage {
         nobody.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let dead = nobody.local_addr().expect("an address");
         let (alive_prefill, alive_decode) = (Engine::address(&prefill), Engine::address(&decode));
-        let lanes =
-            [("live", alive_prefill, alive_decode), ("no-prefill", dead, alive_decode), ("no-decode", alive_prefill, dead)];
+        let lanes = [
+            ("live", alive_prefill, alive_decode),
+            ("no-prefill", dead, alive_decode),
+            ("no-decode", alive_prefill, dead),
+        ];
         let bootstrap = prefill.bootstrap_port();
         let pods = lanes.into_iter().flat_map(|(lane, prefill, decode)| {
             [("prefill", prefill), ("decode", decode)].map(|(role, address)| {
-                let pod = PodManifest::new(&format!("{role}-{lane}"), MODEL, address).role(lane, role).label("lane", lane);
+                let pod =
+                    PodManifest::new(&format!("{role}-{lane}"), MODEL, address).role(lane, role).label("lane", lane);
                 engine_of(dialect, pod.config(&profile()), bootstrap)
             })
         });
