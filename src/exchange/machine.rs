@@ -288,6 +288,10 @@ impl Exchange {
                 self.served_by(now, &address);
                 state
             }
+            (state, Event::NotAnswered) => {
+                self.faults.decode = true;
+                state
+            }
             (State::AwaitAnswer, Event::AnswerHead(head)) => self.on_answer_head(now, &head, effects),
             // The peer answers a request that was never routed: Envoy's own error (a body over its buffer limit).
             (state, Event::AnswerHead(head)) if !matches!(state, State::Answering(_)) => {
