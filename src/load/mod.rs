@@ -9,6 +9,7 @@ mod commit;
 mod ledger;
 mod rate;
 mod sessions;
+mod share;
 mod starts;
 mod sync;
 #[cfg(test)]
@@ -21,4 +22,5 @@ pub use commit::{Commit, CommitToken};
 pub use ledger::{Ledger, Swept, TokenCharges};
 pub use rate::{RateCharge, RateWindow};
 pub use sessions::{MAX_SESSION_KEY, Sessions};
+pub use share::{SHARE_TIME_ZERO_MS, Share, pod_id};
 pub use tokens::TokenCharge;
