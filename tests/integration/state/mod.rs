@@ -1,0 +1,6 @@
+//! The state plane's scripts and state machine against a real Redis.
+
+mod exactness;
+mod model;
+mod resp;
+mod world;
