@@ -77,7 +77,11 @@ impl Model {
                 continue;
             }
             changed += 1;
-            if share.is_zero() { entries.remove(&member) } else { entries.insert(member, *share) };
+            if share.is_zero() {
+                entries.remove(&member)
+            } else {
+                entries.insert(member, *share)
+            };
             self.history.entry(*pod).or_default().insert(author, self.version + 1);
         }
         self.version += u64::from(changed > 0);

@@ -336,9 +336,8 @@ impl World {
             assert!(replica.ledger.is_settled(), "replica {index} has told everything");
             for name in (0..PODS).map(pod) {
                 let others = self.replicas.iter().enumerate().filter(|(other, _)| *other != index);
-                let expected = others.fold(Share::ZERO, |sum, (_, other)| {
-                    sum.plus(other.cells.get(&name).copied().unwrap_or_default())
-                });
+                let expected = others
+                    .fold(Share::ZERO, |sum, (_, other)| sum.plus(other.cells.get(&name).copied().unwrap_or_default()));
                 assert_eq!(replica.ledger.view().share(name), expected, "step {}: view of {index}", self.steps);
             }
         }
