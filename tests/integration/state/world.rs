@@ -297,6 +297,16 @@ impl World {
         self.model.expire(member);
     }
 
+    /// Members that no replica is any more die like others: their join was answered to nobody, or a server that took over
+    /// knows them from before.
+    pub fn bury_strangers(&mut self) {
+        let mine: Vec<u32> =
+            self.replicas.iter().filter_map(|replica| replica.ledger.member()).map(|(_, member)| member).collect();
+        for member in self.model.members().filter(|member| !mine.contains(member)).collect::<Vec<_>>() {
+            self.expire(member);
+        }
+    }
+
     /// Remembers what a follower of the server would have copied by now.
     pub fn copy(&mut self) {
         for key in &self.keys.ledger()[..4] {
@@ -325,7 +335,11 @@ impl World {
         for late in std::mem::take(&mut self.late) {
             self.arrive(&late);
         }
-        for _ in 0..40 {
+        for round in 0..60 {
+            if round == 20 {
+                // By now everybody is what it will stay; a late call may have kept alive who is not.
+                self.bury_strangers();
+            }
             for index in 0..self.replicas.len() {
                 self.turn(index, 0);
             }
