@@ -1,5 +1,6 @@
 //! The state plane's scripts and state machine against a real Redis.
 
+mod calls;
 mod cost;
 mod exactness;
 mod model;
