@@ -3,6 +3,7 @@
 mod bands;
 mod disorder;
 mod effects;
+mod legs;
 mod limits;
 mod profiles;
 mod strategies;
@@ -18,6 +19,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome};
+use crate::engines::lookup::LookupKind;
 use crate::error::Reason;
 use crate::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
 use crate::knobs::{Environment, Knobs};
@@ -112,7 +114,7 @@ fn prefill_ok() -> Event {
 }
 
 fn prefill_failed() -> Event {
-    Event::Prefill(LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".to_owned() })
+    Event::Prefill(LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".to_owned(), sent: false })
 }
 
 fn answer_head(status: u16) -> Event {
@@ -121,6 +123,12 @@ fn answer_head(status: u16) -> Event {
         headers: HeaderMap::new(),
         end: false,
     })
+}
+
+fn stream_head() -> Event {
+    let mut headers = HeaderMap::new();
+    headers.insert("content-type", HeaderValue::from_static("text/event-stream"));
+    Event::AnswerHead(AnswerHead { status: StatusCode::OK, headers, end: false })
 }
 
 fn chunk(text: &'static str, end: bool) -> Event {
@@ -194,6 +202,13 @@ fn name_of(effect: &Effect) -> &'static str {
         Effect::Refuse(_) => "refuse",
         Effect::ForwardHead(_) => "head",
         Effect::ForwardChunk => "chunk",
+        Effect::ForwardHeld(_) => "held",
+        Effect::ReplaceChunk(_) => "replace",
+        Effect::DropAnswer => "drop",
+        Effect::Answer(_) => "answer",
+        Effect::LookUp(_) => "look_up",
+        Effect::DetachPrefill(_) => "detach",
+        Effect::Abort(_) => "abort",
         Effect::Cut => "cut",
         Effect::End(_) => "end",
     }
@@ -489,7 +504,7 @@ fn make(kind: u8) -> Event {
         7 => answer_head(500),
         8 => chunk("x", false),
         9 => chunk("", true),
-        10 => Event::DecodeFailed { detail: String::new() },
+        10 => Event::DecodeFailed { detail: String::new(), unreachable: kind % 2 == 0 },
         11 => Event::Gone,
         12 => Event::Shutdown,
         13 => Event::BodyTimeout,
