@@ -71,7 +71,7 @@ pub struct RedisConfig {
 
 impl fmt::Debug for RedisConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let servers: Vec<String> = self.target.server.hosts().iter().map(|server| server.to_string()).collect();
+        let servers: Vec<String> = self.target.server.hosts().iter().map(ToString::to_string).collect();
         f.debug_struct("RedisConfig")
             .field("servers", &servers)
             .field("tls", &self.target.tls.is_some())

@@ -121,7 +121,7 @@ impl Connection {
         loop {
             if self.stream.buffer().is_empty() {
                 self.stream.get_ref().set_nonblocking(true).expect("non-blocking");
-                let arrived = self.stream.fill_buf().map(|bytes| !bytes.is_empty()).unwrap_or(false);
+                let arrived = self.stream.fill_buf().is_ok_and(|bytes| !bytes.is_empty());
                 self.stream.get_ref().set_nonblocking(false).expect("blocking");
                 if !arrived {
                     return messages;
