@@ -18,4 +18,5 @@ mod openai_client;
 mod readme;
 mod scale;
 mod scenarios;
+mod state;
 mod traces;
