@@ -15,6 +15,7 @@ mod interop;
 mod metrics;
 mod openai_client;
 mod readme;
+mod real;
 mod scale;
 mod scenarios;
 mod traces;
