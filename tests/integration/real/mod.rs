@@ -12,9 +12,19 @@ mod vllm;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-/// Answers are compared with those of a server that is given no time at all for anything else: half a minute is plenty
-/// for a tiny model, and some engines take as long to give up a dead peer.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::harness::fleet::FleetOptions;
+
+/// Longest wait for a server. A tiny model answers within a second, but engines keep several processes busy, and the
+/// machine may have other work.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Two replicas and Envoy. Real servers take a while to write their metrics, and their processors are needed elsewhere:
+/// they are asked every two seconds.
+fn options() -> FleetOptions {
+    let slowly = [("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", "2000"), ("TANDEM_SCRAPE_TIMEOUT_MS", "10000")];
+    let env = slowly.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    FleetOptions { env: env.into(), ..FleetOptions::default() }
+}
 
 /// Whether the developer asked for the engine whose variable this is.
 fn asked_for(variable: &str) -> bool {
