@@ -36,6 +36,8 @@ setup() {
         printf '%s\n' "$pins" >"$venv/installed"
     fi
     install_libraries
+    # Not from where they are: Python writes its bytecode beside them.
+    cp -r "$here/stand_ins" "$home/"
     make_model
     say "ready in $home"
 }
@@ -80,7 +82,7 @@ start_server() {
     # A server that ended comes back where it was: its pod has that address.
     [ ! -f "$run/sglang-$name.port" ] || port=$(cat "$run/sglang-$name.port")
     launch "$name" "$port" env \
-        PYTHONPATH="$here/stand_ins" PYTHONDONTWRITEBYTECODE= \
+        PYTHONPATH="$home/stand_ins" \
         CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 \
         SGLANG_USE_CPU_ENGINE=1 SGLANG_HOST_IP=127.0.0.1 HOST_IP=127.0.0.1 MC_FORCE_TCP=1 MOONCAKE_PROTOCOL=tcp \
         "$venv/bin/python" -m sglang.launch_server --model-path "$model" --served-model-name tiny \
