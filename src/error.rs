@@ -68,6 +68,8 @@ pub enum Reason {
     /// The decode pod could not be reached or broke off before its response headers (HTTP front only; behind Envoy
     /// this is Envoy's own answer).
     DecodeFailed,
+    /// The decode pod did not answer in time.
+    DecodeTimeout,
     /// A limit of this replica is reached: streams or buffered bytes.
     Overloaded,
     /// This replica is shutting down.
@@ -78,7 +80,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for tables and tests.
-    pub const ALL: [Reason; 24] = [
+    pub const ALL: [Reason; 25] = [
         Reason::InvalidApiKey,
         Reason::BodyInvalid,
         Reason::ModelMissing,
@@ -100,6 +102,7 @@ impl Reason {
         Reason::PrefillFailed,
         Reason::HandoffInvalid,
         Reason::DecodeFailed,
+        Reason::DecodeTimeout,
         Reason::Overloaded,
         Reason::ShuttingDown,
         Reason::Internal,
@@ -131,6 +134,7 @@ impl Reason {
             | Reason::Overloaded
             | Reason::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Reason::HandoffInvalid => StatusCode::BAD_GATEWAY,
+            Reason::DecodeTimeout => StatusCode::GATEWAY_TIMEOUT,
             Reason::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -154,7 +158,9 @@ impl Reason {
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => Blame::Client,
             Reason::NoRoutablePods | Reason::SelectionFailed | Reason::EngineUnsupported => Blame::Fleet,
-            Reason::PrefillFailed | Reason::HandoffInvalid | Reason::DecodeFailed => Blame::Engine,
+            Reason::PrefillFailed | Reason::HandoffInvalid | Reason::DecodeFailed | Reason::DecodeTimeout => {
+                Blame::Engine
+            }
             Reason::Overloaded | Reason::ShuttingDown | Reason::Internal => Blame::Gateway,
         }
     }
@@ -179,7 +185,7 @@ impl Reason {
             }
             Reason::PrefillRejected | Reason::PrefillFailed => &["x-error-pd-prefill"],
             Reason::HandoffInvalid => &["x-error-pd-prefill", "x-error-routing"],
-            Reason::DecodeFailed => &["x-error-pd-decode"],
+            Reason::DecodeFailed | Reason::DecodeTimeout => &["x-error-pd-decode"],
             Reason::InvalidApiKey
             | Reason::ModelUnknown
             | Reason::Overloaded
@@ -224,6 +230,7 @@ impl Reason {
             Reason::PrefillRejected => "pd_prefill_rejected",
             Reason::PrefillFailed | Reason::HandoffInvalid => "pd_prefill_failure",
             Reason::DecodeFailed => "pd_decode_failure",
+            Reason::DecodeTimeout => "pd_decode_watchdog",
             Reason::Overloaded => "overloaded",
             Reason::ShuttingDown => "aibrix_gateway_server_shutdown",
             Reason::Internal => "internal",

@@ -22,9 +22,11 @@ mod prepare;
 mod session;
 #[cfg(test)]
 mod tests;
+mod world;
 
 pub use admission::{Budget, Permit, Reservation};
-pub use event::{Adapter, AnswerHead, Effect, Event, RequestHead, RoutePlan};
+pub use event::{AbortPlan, Adapter, AnswerHead, Effect, Event, LookupCall, OwnAnswer, RequestHead, RoutePlan};
 pub use headers::{leg_headers, strip_hop_by_hop};
-pub use machine::{Exchange, World};
+pub use machine::Exchange;
 pub use prepare::{PrepareJob, Prepared};
+pub use world::World;

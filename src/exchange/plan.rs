@@ -115,13 +115,18 @@ fn bad_strategy(name: &str, error: StrategyError) -> ApiError {
 fn splittable(body: &ParsedBody) -> Splittable {
     let generates = matches!(
         body.endpoint,
-        Endpoint::ChatCompletions | Endpoint::Completions | Endpoint::Messages | Endpoint::Responses
+        Endpoint::ChatCompletions
+            | Endpoint::Completions
+            | Endpoint::Messages
+            | Endpoint::Responses
+            | Endpoint::Generate
     );
     if generates && body.choices <= 1 && body.prompt.count <= 1 { Splittable::Yes } else { Splittable::No }
 }
 
-/// The engines' dialects that PD works with here. Only pods that the filter lets pass count.
-pub fn check_engine(model: &Model, filter: Option<&Selector>) -> Result<(), ApiError> {
+/// The engine of the pods that may serve the request. PD needs one: a body made for one engine must not reach another
+/// (user report R39). Only pods that the filter lets pass count; `None` when there is none.
+pub fn engine_of(model: &Model, filter: Option<&Selector>) -> Result<Option<Engine>, ApiError> {
     let (engine, mixed) = match filter {
         None => (model.engine, model.engines_mixed),
         // All pods run one engine, so those that pass do.
@@ -138,13 +143,7 @@ pub fn check_engine(model: &Model, filter: Option<&Selector>) -> Result<(), ApiE
         let text = format!("pods of model {} run different engines; pd needs one", model.name);
         return Err(ApiError::new(Reason::SelectionFailed, text));
     }
-    match engine {
-        None | Some(Engine::Vllm) => Ok(()),
-        Some(engine) => {
-            let text = format!("pd is not available for engine {} of model {}", engine.name(), model.name);
-            Err(ApiError::new(Reason::EngineUnsupported, text))
-        }
-    }
+    Ok(engine)
 }
 
 impl Plan {

@@ -112,7 +112,7 @@ fn prefill_ok() -> Event {
 }
 
 fn prefill_failed() -> Event {
-    Event::Prefill(LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".to_owned() })
+    Event::Prefill(LegOutcome::Failed { class: LegFailure::Transport, detail: "refused".to_owned(), sent: false })
 }
 
 fn answer_head(status: u16) -> Event {
@@ -194,6 +194,13 @@ fn name_of(effect: &Effect) -> &'static str {
         Effect::Refuse(_) => "refuse",
         Effect::ForwardHead(_) => "head",
         Effect::ForwardChunk => "chunk",
+        Effect::ForwardHeld(_) => "held",
+        Effect::ReplaceChunk(_) => "replace",
+        Effect::DropAnswer => "drop",
+        Effect::Answer(_) => "answer",
+        Effect::LookUp(_) => "look_up",
+        Effect::DetachPrefill(_) => "detach",
+        Effect::Abort(_) => "abort",
         Effect::Cut => "cut",
         Effect::End(_) => "end",
     }
@@ -489,7 +496,7 @@ fn make(kind: u8) -> Event {
         7 => answer_head(500),
         8 => chunk("x", false),
         9 => chunk("", true),
-        10 => Event::DecodeFailed { detail: String::new() },
+        10 => Event::DecodeFailed { detail: String::new(), unreachable: kind % 2 == 0 },
         11 => Event::Gone,
         12 => Event::Shutdown,
         13 => Event::BodyTimeout,

@@ -1,9 +1,13 @@
 //! Header lists from and to Envoy's form.
 
+use std::collections::HashMap;
+
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{
     HeaderMap as EnvoyHeaders, HeaderValue as EnvoyHeader, HeaderValueOption,
 };
+use envoy_types::pb::google::protobuf::Struct;
+use envoy_types::pb::google::protobuf::value::Kind;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// A head as Envoy sends it: pseudo headers apart.
@@ -40,6 +44,14 @@ pub fn head(envoy: EnvoyHeaders) -> Head {
         }
     }
     head
+}
+
+/// The address of the pod that answers, where the filter's `response_attributes` ask for `upstream.address`.
+pub fn upstream_address(attributes: &HashMap<String, Struct>) -> Option<String> {
+    attributes.values().find_map(|group| match group.fields.get("upstream.address")?.kind.as_ref()? {
+        Kind::StringValue(address) => Some(address.clone()),
+        _ => None,
+    })
 }
 
 /// "Set this header to exactly this value."

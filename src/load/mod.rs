@@ -6,6 +6,7 @@
 mod cell;
 mod claim;
 mod commit;
+mod health;
 mod ledger;
 mod rate;
 mod sessions;
@@ -18,6 +19,10 @@ mod tokens;
 pub use cell::{DecodeCharge, LoadCell, LoadView, PrefillCharge};
 pub use claim::{SweepReason, TokenLoad, TokenView};
 pub use commit::{Commit, CommitToken};
+pub use health::{
+    EjectionPolicy, Ejections, Health, HealthView, MAX_PAIRS, PairHealth, Pairs, Probe, Probes, Report, Settled,
+    Verdicts,
+};
 pub use ledger::{Ledger, Swept, TokenCharges};
 pub use rate::{RateCharge, RateWindow};
 pub use sessions::{MAX_SESSION_KEY, Sessions};
