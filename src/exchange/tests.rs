@@ -18,6 +18,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome};
+use crate::engines::lookup::LookupKind;
 use crate::error::Reason;
 use crate::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
 use crate::knobs::{Environment, Knobs};
@@ -121,6 +122,12 @@ fn answer_head(status: u16) -> Event {
         headers: HeaderMap::new(),
         end: false,
     })
+}
+
+fn stream_head() -> Event {
+    let mut headers = HeaderMap::new();
+    headers.insert("content-type", HeaderValue::from_static("text/event-stream"));
+    Event::AnswerHead(AnswerHead { status: StatusCode::OK, headers, end: false })
 }
 
 fn chunk(text: &'static str, end: bool) -> Event {

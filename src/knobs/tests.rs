@@ -234,6 +234,15 @@ fn an_unknown_connector_refuses_the_start() {
 }
 
 #[test]
+fn a_machine_id_out_of_range_refuses_the_start() {
+    for bad in ["1024", "-1", "one", "70000"] {
+        let refusal = Knobs::read(&map(&[("AIBRIX_TRT_MACHINE_ID", bad)])).unwrap_err();
+        assert!(refusal.to_string().contains("0 to 1023"), "{refusal}");
+    }
+    assert_eq!(read(&[("AIBRIX_TRT_MACHINE_ID", "1023")]).0.trt_machine_id, 1023);
+}
+
+#[test]
 fn variables_without_effect_are_named_once() {
     for (name, _) in inert::INERT {
         let (_, report) = read(&[(name, "x")]);

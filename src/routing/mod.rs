@@ -110,6 +110,7 @@ impl Default for RequestFacts<'_> {
             prompt_tokens: 0,
             prefix_tokens: 0,
             session_growth: None,
+            avoid: None,
             filter: None,
             affinity: Affinity::default(),
         }

@@ -62,11 +62,17 @@ fn events(body: &ParsedBody, answer: &JsonObject<'_>) -> Bytes {
             _ => answer.get_non_null(key),
         };
         if let Some(value) = value {
-            frame.push_str(&format!("\"{key}\":{value},"));
+            for part in ["\"", key, "\":", value, ","] {
+                frame.push_str(part);
+            }
         }
     }
     let mut events = String::new();
-    let mut send = |rest: &str| events.push_str(&format!("data: {frame}{rest}}}\n\n"));
+    let mut send = |rest: &str| {
+        for part in ["data: ", &frame, rest, "}\n\n"] {
+            events.push_str(part);
+        }
+    };
     let mut at = 0_usize;
     let _ = each_element(answer.get("choices").unwrap_or("[]"), |choice| {
         let Ok(choice) = JsonObject::parse(choice.as_bytes()) else { return true };

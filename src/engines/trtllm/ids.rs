@@ -20,7 +20,8 @@ const FLOOR: u64 = 1 << 42;
 /// Hands out ids: 41 bits of milliseconds since 2023, 10 bits of machine, 12 bits of count, moved above 2^42.
 ///
 /// Lock-free. It never gives an id twice, whatever the clock does: when the clock steps back, or more than 4096 ids are
-/// asked for in one millisecond, it takes the next ones of the time ahead.
+/// asked for in one millisecond, it takes the next ones of the time ahead. (41 bits end in 2092. A clock that says so
+/// already makes the time begin again at 0.)
 #[derive(Debug)]
 pub struct Snowflake {
     machine: u64,

@@ -1,5 +1,7 @@
 //! vLLM's MooncakeConnector: both legs at once, matched by a transfer id (`engine-protocols` section 2.3).
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 
 use super::super::Bodies;
@@ -49,7 +51,7 @@ pub fn engine_id(answer: &[u8]) -> Result<String, EngineIdError> {
     let ranks = JsonObject::parse(answer).map_err(|_| EngineIdError::NotJson)?;
     let id = |rank: &str| {
         let engine = JsonObject::parse(ranks.get(rank)?.as_bytes()).ok()?;
-        engine.get("engine_id").and_then(decode_string).filter(|id| !id.is_empty()).map(|id| id.into_owned())
+        engine.get("engine_id").and_then(decode_string).filter(|id| !id.is_empty()).map(Cow::into_owned)
     };
     id("0").or_else(|| ranks.fields().iter().find_map(|rank| id(&rank.key))).ok_or(EngineIdError::NoEngine)
 }

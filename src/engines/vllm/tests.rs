@@ -143,7 +143,11 @@ fn interop_07_duplicate_key() {
         (r#","seed":1,"seed":2"#, None),
         (r#","max_tokens":1,"x":{"max_tokens":1}"#, None),
     ] {
-        assert_eq!(chat(members).duplicate_of(crate::engines::Protocol::VllmShfs.controlled_keys()), expected, "{members}");
+        assert_eq!(
+            chat(members).duplicate_of(crate::engines::Protocol::VllmShfs.controlled_keys()),
+            expected,
+            "{members}"
+        );
     }
 }
 
@@ -309,6 +313,13 @@ fn r10_every_combination_of_the_five_fields_is_valid_on_prefill() {
             assert_eq!((read("stream_options"), read("min_tokens"), read("max_output_tokens")), (None, None, None));
         }
     }
+}
+
+#[test]
+fn without_a_handoff_the_prefill_pod_still_makes_one_token() {
+    let body = chat(r#","max_tokens":8,"stream":true,"kv_transfer_params":{},"bootstrap_room":1"#);
+    let expected = format!(r#"{{"model":"m",{MESSAGES},"max_tokens":1,"stream":false,"max_completion_tokens":1}}"#);
+    assert_eq!(text(&prefill_body(&body, KvConnector::Nixl)), expected);
 }
 
 #[test]

@@ -6,8 +6,7 @@ use crate::engines::leg::{LegFailure, LegOutcome};
 use crate::engines::{Handoff, Protocol, sglang};
 use crate::exchange::admission::Reservation;
 use crate::exchange::event::{AbortPlan, Effect};
-use crate::knobs::Ejection;
-use crate::load::{EjectionPolicy, Report, Verdicts};
+use crate::load::{Report, Verdicts};
 use crate::rng::Rng;
 use crate::telemetry::{AbortResult, AbortTrigger, Outcome};
 
@@ -175,16 +174,11 @@ impl Exchange {
             (false, true) => Report::Success,
             (false, false) => Report::Neutral,
         };
-        let verdicts = Verdicts {
-            prefill: verdict(faults.prefill),
-            decode: verdict(faults.decode),
-            pair: verdict(faults.pair),
-        };
-        let Ejection { failures, base, max } = self.world.knobs.ejection;
-        let policy = EjectionPolicy { failures, base, max };
+        let verdicts =
+            Verdicts { prefill: verdict(faults.prefill), decode: verdict(faults.decode), pair: verdict(faults.pair) };
         let prefill = self.legs.as_ref().map(|legs| &*legs.prefill.state);
         let jitter = Rng::new(self.seed ^ now.0).next_u64();
-        let ejections = pairs.report(prefill, charges.decode.pod(), verdicts, &policy, now, jitter);
+        let ejections = pairs.report(prefill, charges.decode.pod(), verdicts, &self.world.knobs.ejection, now, jitter);
         let named = [
             (ejections.prefill, "pod", self.record.prefill_pod.as_ref()),
             (ejections.decode, "pod", self.record.target_pod.as_ref()),
@@ -195,5 +189,6 @@ impl Exchange {
             let pod = pod.map_or("", |pod| &pod.pod);
             tracing::warn!(scope, pod, seconds = time.as_secs_f64(), "ejected after failures in a row");
         }
+        self.world.metrics.ejected(ejections.pods(), u64::from(ejections.pair.is_some()));
     }
 }

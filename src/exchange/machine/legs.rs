@@ -123,6 +123,9 @@ impl Exchange {
         if charges.blind {
             self.world.metrics.blind_commit();
         }
+        if decision.ejections_ignored {
+            self.world.metrics.ejection_ignored();
+        }
         for signal in decision.missing.names() {
             self.world.metrics.routing_signal_missing(&model.name, signal);
         }
