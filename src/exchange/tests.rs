@@ -3,6 +3,7 @@
 mod bands;
 mod disorder;
 mod effects;
+mod handoff;
 mod limits;
 mod profiles;
 mod strategies;
