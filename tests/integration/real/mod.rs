@@ -7,7 +7,6 @@ mod answers;
 mod relay;
 mod servers;
 mod sglang;
-mod sglang;
 mod vllm;
 
 use std::future::Future;
