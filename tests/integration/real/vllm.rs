@@ -231,7 +231,10 @@ async fn expired_by_hand(servers: &Servers) {
 async fn expired_through_tandem(servers: &Servers) {
     let relay = Relay::start(servers.prefill.address).await;
     let mut options = FleetOptions { replicas: 1, ..options() };
-    options.env.push(("TANDEM_HANDOFF_DEADLINE_SECONDS".to_owned(), "2".to_owned()));
+    // Everybody waits for longer than the gateway sleeps.
+    for (name, seconds) in [("TANDEM_HANDOFF_DEADLINE_SECONDS", "2"), ("AIBRIX_PREFILL_REQUEST_TIMEOUT", "120")] {
+        options.env.push((name.to_owned(), seconds.to_owned()));
+    }
     let fleet = servers.fleet(relay.address(), servers.decode.address, |pod| pod, options).await;
     for path in fleet.paths() {
         let question = Question::fresh(Api::Chat, 120, 24);
