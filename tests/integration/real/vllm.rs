@@ -227,16 +227,29 @@ async fn expired_by_hand(servers: &Servers) {
     println!("  200, and another text: {:?} instead of {:?}", said.text, plain.text);
 }
 
+/// Envoy does not give up a replica that sleeps, as it soon would.
+fn trusting(envoy: &mut Value) {
+    for cluster in envoy["static_resources"]["clusters"].as_array_mut().expect("clusters") {
+        if cluster["name"] == "tandem" {
+            cluster["health_checks"][0]["unhealthy_threshold"] = json!(1000);
+            let protocol = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+            let options = &mut cluster["typed_extension_protocol_options"][protocol];
+            let http2 = &mut options["explicit_http_config"]["http2_protocol_options"];
+            assert!(http2.as_object_mut().expect("options").remove("connection_keepalive").is_some());
+        }
+    }
+}
+
 /// The same through a gateway that slept between the prefill answer and the hand-over.
 async fn expired_through_tandem(servers: &Servers) {
     let relay = Relay::start(servers.prefill.address).await;
-    let mut options = FleetOptions { replicas: 1, ..options() };
+    let mut options = FleetOptions { replicas: 1, edit_envoy: Some(trusting), ..options() };
     // Everybody waits for longer than the gateway sleeps.
     for (name, seconds) in [("TANDEM_HANDOFF_DEADLINE_SECONDS", "2"), ("AIBRIX_PREFILL_REQUEST_TIMEOUT", "120")] {
         options.env.push((name.to_owned(), seconds.to_owned()));
     }
     let fleet = servers.fleet(relay.address(), servers.decode.address, |pod| pod, options).await;
-    for path in fleet.paths() {
+    for (index, path) in fleet.paths().into_iter().enumerate() {
         let question = Question::fresh(Api::Chat, 120, 24);
         let plain = question.ask(&servers.plain.base(), false).await;
         let expired_before = expired(&servers.prefill).await;
@@ -252,6 +265,9 @@ async fn expired_through_tandem(servers: &Servers) {
         fleet.tandems[0].cont();
         let said: Said = call.await.expect("the caller's task");
         assert_eq!(said, plain, "{path}");
+        let again = fleet.tandems[0].metrics().await.sum("tandem_retries_total", &[("reason", "handoff_expired")]);
+        println!("  {path}: the plain server's answer, after {again} hand-offs so far were too old");
+        assert_eq!(again, (index + 1) as f64);
     }
     oracle(&fleet.tandems, &[]).await;
 }
