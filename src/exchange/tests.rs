@@ -4,6 +4,7 @@ mod bands;
 mod disorder;
 mod effects;
 mod handoff;
+mod legs;
 mod limits;
 mod profiles;
 mod strategies;

@@ -452,13 +452,15 @@ impl Exchange {
     }
 }
 
-/// The other decode pods of the roleset that the request may go to.
+/// The other decode pods of the roleset that the request may go to, and that have not failed lately.
 fn fallbacks(asked: &Asked, legs: &Legs) -> Vec<Arc<Pod>> {
     let slot = legs.decode.state.slot;
     let roleset = asked.model.rolesets.iter().find(|set| set.decode.iter().any(|pod| pod.state.slot == slot));
     let passes = |pod: &&Arc<Pod>| {
         let filter = asked.plan.filter.as_ref();
-        pod.state.slot != slot && filter.is_none_or(|filter| filter.matches(&pod.spec.labels))
+        pod.state.slot != slot
+            && asked.model.pairs.well(&legs.prefill.state, &pod.state)
+            && filter.is_none_or(|filter| filter.matches(&pod.spec.labels))
     };
     roleset.into_iter().flat_map(|set| &set.decode).filter(passes).take(MAX_FALLBACKS).cloned().collect()
 }

@@ -150,6 +150,12 @@ impl Pairs {
         if self.entries.is_empty() { None } else { self.entries.pin().get(&(prefill, decode)).cloned() }
     }
 
+    /// Whether neither this decode pod nor its pair with that prefill pod is ejected: what a request should look for that
+    /// goes on to another decode pod. It is no probe, so those that wait for one do not count.
+    pub fn well(&self, prefill: &PodState, decode: &PodState) -> bool {
+        !decode.health.ejected() && self.get(prefill.slot, decode.slot).is_none_or(|health| !health.ejected())
+    }
+
     /// Whether nothing of the snapshot with this mark is ejected, as far as anybody has looked.
     pub fn quiet(&self, settled: &Settled) -> bool {
         settled.0.load(Ordering::Acquire) == self.ejections.load(Ordering::Acquire)

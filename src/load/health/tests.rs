@@ -60,7 +60,11 @@ fn ejections_grow_up_to_the_maximum_and_shrink_with_good_service() {
     let mut lengths = run(&health, "fff", &POLICY, now);
     for _ in 0..4 {
         let left = health.view(now).ejected_for.unwrap();
-        assert_eq!(run(&health, "f", &POLICY, now.plus(left - Duration::from_millis(1))), [], "not yet over");
+        assert_eq!(
+            run(&health, "f", &POLICY, now.plus(left.saturating_sub(Duration::from_millis(1)))),
+            [],
+            "not yet over"
+        );
         now = now.plus(left);
         // One failure is enough now.
         lengths.extend(run(&health, "f", &POLICY, now));
@@ -87,7 +91,7 @@ fn jitter_adds_less_than_a_fifth() {
     let eject = |jitter| {
         let health = Health::default();
         let length = health.report(Report::Failure, &EjectionPolicy { failures: 1, ..POLICY }, at(0), jitter).unwrap();
-        let (before, over) = (at(0).plus(length - Duration::from_millis(1)), at(0).plus(length));
+        let (before, over) = (at(0).plus(length.saturating_sub(Duration::from_millis(1))), at(0).plus(length));
         assert!(health.excluded(before) && !health.excluded(over.plus(Duration::from_millis(1))));
         length.as_secs_f64()
     };
@@ -201,6 +205,7 @@ fn only_pairs_that_failed_are_remembered() {
     assert_eq!(pairs.list(at(1000)), [PairHealth { prefill: 1, decode: 2, health }]);
     assert_eq!((pairs.ejected(), pairs.excluded(at(9_999))), (1, (vec![(1, 2)], true)));
     assert_eq!(pairs.excluded(at(10_000)), (vec![], true), "a probe may try it");
+    assert_eq!([&decode, &other].map(|decode| pairs.well(&prefill, decode)), [false, true]);
     let _probe = pairs.get(1, 2).unwrap().claim(at(10_000)).unwrap();
     assert_eq!(pairs.excluded(at(10_000)), (vec![(1, 2)], true));
     report(&decode, Report::Success, at(10_000));
@@ -212,6 +217,9 @@ fn only_pairs_that_failed_are_remembered() {
     let all = Verdicts { prefill: Report::Failure, decode: Report::Failure, pair: Report::Failure };
     pairs.report(None, &decode, all, &POLICY, at(0), 0);
     assert_eq!((prefill.health.view(at(0)).failures, decode.health.view(at(0)).failures), (0, 1));
+    assert!(pairs.well(&prefill, &decode));
+    pairs.report(None, &decode, all, &EjectionPolicy { failures: 1, ..POLICY }, at(0), 0);
+    assert!(!pairs.well(&prefill, &decode));
     assert_eq!(pairs.list(at(0)), []);
 }
 

@@ -5,7 +5,7 @@
 //! [`ELSEWHERE`]. [`every_variable_has_an_effect`] compares both tables with the list of settings, so that a new
 //! variable needs a row here.
 
-mod scene;
+pub(super) mod scene;
 mod scenes;
 
 use scene::Given;
