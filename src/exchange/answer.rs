@@ -151,12 +151,13 @@ impl Answer {
     }
 }
 
-/// Envoy's own answer when it could not connect: a plain 503 that no upstream has spoken, which would have its time.
+/// Envoy's own answer when it could not connect: a 503 that no server has spoken. A server with a clock dates what it says
+/// (RFC 9110, section 6.6.1), and Envoy names the time that its answer took, unless told not to; what Envoy makes itself has
+/// neither when filters see it. (Its type and body are whatever `local_reply_config` makes of it.)
 pub fn is_connect_failure(head: &AnswerHead) -> bool {
-    let plain = head.headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"text/plain"));
-    head.status == StatusCode::SERVICE_UNAVAILABLE
-        && plain
-        && !head.headers.contains_key("x-envoy-upstream-service-time")
+    let spoken =
+        ["date", "server", "x-envoy-upstream-service-time"].iter().any(|name| head.headers.contains_key(*name));
+    head.status == StatusCode::SERVICE_UNAVAILABLE && !spoken
 }
 
 /// The response headers of the reference gateway (its section 1.6). On the response side `target-pod` is a pod
@@ -207,6 +208,24 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
         headers
+    }
+
+    #[test]
+    fn only_envoy_itself_does_not_date_its_answers() {
+        let head = |status: u16, names: &[&'static str]| {
+            let headers =
+                names.iter().map(|name| (HeaderName::from_static(name), HeaderValue::from_static("x"))).collect();
+            AnswerHead { status: StatusCode::from_u16(status).unwrap(), headers, end: false }
+        };
+        assert!(is_connect_failure(&head(503, &["content-type", "content-length"])));
+        for (status, names) in [
+            (503, ["content-type", "date"]),
+            (503, ["content-type", "server"]),
+            (503, ["content-type", "x-envoy-upstream-service-time"]),
+            (502, ["content-type", "content-length"]),
+        ] {
+            assert!(!is_connect_failure(&head(status, &names)), "{status} {names:?}");
+        }
     }
 
     #[test]

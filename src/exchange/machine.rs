@@ -293,6 +293,10 @@ impl Exchange {
                 self.served_by(now, &address);
                 state
             }
+            (state, Event::NotAnswered) => {
+                self.faults.decode = true;
+                state
+            }
             (State::AwaitAnswer, Event::AnswerHead(head)) => self.on_answer_head(now, &head, effects),
             // The peer answers a request that was never routed: Envoy's own error (a body over its buffer limit).
             (state, Event::AnswerHead(head)) if !matches!(state, State::Answering(_)) => {
@@ -305,7 +309,7 @@ impl Exchange {
                 self.on_answer_chunk(now, answer, &data, end, effects)
             }
             (state @ (State::AwaitAnswer | State::Answering(_)), Event::DecodeFailed { detail, unreachable }) => {
-                self.on_decode_failed(now, state, &detail, unreachable, effects)
+                self.on_decode_failed(now, &state, &detail, unreachable, effects)
             }
             (state, event) => self.out_of_order(now, state, &event, effects),
         };

@@ -137,7 +137,7 @@ impl<'a> Search<'a, '_> {
             };
             model.standalone.iter().filter(|pod| runs_both(pod) && (!ranges || in_range(pod))).collect()
         };
-        if request.splittable == Splittable::No {
+        if request.splittable != Splittable::Yes {
             let fits = |pod: &Pod| passes(pod) && in_range(pod);
             return self.unsplittable(&[&fits, passes], combined);
         }
@@ -169,6 +169,9 @@ impl<'a> Search<'a, '_> {
             if !combined.is_empty() {
                 return Ok(Pool::Combined(combined, SingleReason::CombinedUnsplittable));
             }
+        }
+        if request.splittable == Splittable::CombinedOnly {
+            return Err(RoutingError::NoCombined);
         }
         for fits in fitting {
             let (_, mut decodes) = pairs(model, fits, &Exclusions::default());

@@ -70,8 +70,11 @@ impl PromptLength {
 pub enum Splittable {
     /// Yes.
     Yes,
-    /// No: `n` > 1 or several prompts. It goes to a combined pod, else to a decode pod without hand-off.
+    /// No: several sequences, or more than a decode pod learns. It goes to a combined pod, else to a decode pod without
+    /// hand-off.
     No,
+    /// The same where decode pods cannot do without a hand-off: it goes to a combined pod or nowhere.
+    CombinedOnly,
 }
 
 /// What routing looks at in a request.
@@ -292,7 +295,7 @@ impl Charges {
     }
 }
 
-/// No target. Every variant is a 503 whose text says what is missing (reference section 4.1).
+/// No target. Every variant but one is a 503 whose text says what is missing (reference section 4.1).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RoutingError {
     /// No routable pod at all.
@@ -324,6 +327,9 @@ pub enum RoutingError {
         /// Routable pods of the model.
         routable: usize,
     },
+    /// The request cannot be split, and no pod serves such requests whole. (Not a 503: the client has to ask for less.)
+    #[error("the request cannot be split and there are no combined pods")]
+    NoCombined,
     /// The pod that failed the request already is the only one that could serve it.
     #[error("no other pod for another try: the one that failed is the only one of {routable} ready pods that fits")]
     NoOther {

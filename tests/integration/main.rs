@@ -12,6 +12,7 @@ mod hardening;
 mod harness;
 mod harness_itself;
 mod interop;
+mod matrix;
 mod metrics;
 mod openai_client;
 mod readme;

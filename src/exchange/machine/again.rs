@@ -31,7 +31,7 @@ impl Exchange {
         self.report_health(now, None);
         // What the first attempt has used goes, except blocks that a finished prefill left behind.
         self.release_charges(now, self.unclaimed || self.record.handoff == Handoff::RELAYED);
-        let first = std::mem::replace(&mut self.record.handoff, "");
+        let first = std::mem::take(&mut self.record.handoff);
         let timings = self.record.timings;
         self.record.timings.prefill_start = None;
         self.record.timings.prefill_end = None;

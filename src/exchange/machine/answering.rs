@@ -12,7 +12,7 @@ use super::{Exchange, State};
 use crate::clock::Tick;
 use crate::engines::Finished;
 use crate::error::{ApiError, Reason};
-use crate::exchange::answer::{self, Answer};
+use crate::exchange::answer::Answer;
 use crate::exchange::event::{Adapter, AnswerHead, Effect, OwnAnswer, RoutePlan};
 use crate::response::{AnswerKind, AnswerWatch};
 use crate::telemetry::{AbortTrigger, Outcome, RetryReason, WatchdogPhase};
@@ -22,7 +22,6 @@ impl Exchange {
         self.record.timings.answer_head = Some(now);
         self.record.status = head.status.as_u16();
         let mut answer = Answer::new(head, self.record.stream);
-        self.faults.decode |= self.adapter == Adapter::Envoy && answer::is_connect_failure(head);
         if self.adapter == Adapter::Front && self.legs.is_some() && answer.can_be_held() {
             answer.hold();
         } else {
@@ -90,7 +89,9 @@ impl Exchange {
         effects.push(Effect::DropAnswer);
         self.faults.pair = true;
         let avoid = self.legs.as_ref().map(|legs| legs.prefill.state.slot);
-        if let Some(state) = self.again(now, RetryReason::ErrorBeforeContent, avoid, effects) {
+        if !self.is_concurrent()
+            && let Some(state) = self.again(now, RetryReason::ErrorBeforeContent, avoid, effects)
+        {
             return state;
         }
         let text = "the decode pod reported an error before it generated anything";
@@ -119,13 +120,13 @@ impl Exchange {
     pub(super) fn on_decode_failed(
         &mut self,
         now: Tick,
-        state: State,
+        state: &State,
         detail: &str,
         unreachable: bool,
         effects: &mut Vec<Effect>,
     ) -> State {
         self.faults.decode = true;
-        match &state {
+        match state {
             State::Answering(answer) if !answer.is_held() => {
                 self.content = answer.has_content();
                 tracing::warn!(request_id = self.record.request_id, detail, "decode leg broke during the answer");
@@ -144,15 +145,14 @@ impl Exchange {
     }
 
     /// The pod that was to answer has seen nothing of the request: another decode pod of the roleset takes over, or the
-    /// request starts over. Not beside a prefill leg that has begun: its pod has the ids of this attempt.
+    /// request starts over.
     fn elsewhere(&mut self, now: Tick, effects: &mut Vec<Effect>) -> Option<State> {
         if let Some(plan) = self.routed.clone()
             && let Some(state) = self.next_decode_pod(now, plan, effects)
         {
             return Some(state);
         }
-        let concurrent = self.legs.as_ref().is_some_and(|legs| legs.protocol.is_concurrent());
-        if concurrent {
+        if self.is_concurrent() {
             return None;
         }
         let avoid = match (&self.legs, &self.charges) {
@@ -161,6 +161,11 @@ impl Exchange {
             (None, None) => None,
         };
         self.again(now, RetryReason::DecodeUnreachable, avoid, effects)
+    }
+
+    /// Both pods have the ids of this attempt, and may be at work on it: the request does not start over.
+    fn is_concurrent(&self) -> bool {
+        self.legs.as_ref().is_some_and(|legs| legs.protocol.is_concurrent())
     }
 
     /// Starts the watchdog: the decode pod has all that it needs.

@@ -32,9 +32,10 @@ impl Faults {
                 self.prefill |= broken && !protocol.is_concurrent();
                 self.pair |= broken && protocol.is_concurrent();
             }
-            LegOutcome::Failed { class: LegFailure::Transport | LegFailure::BadResponse, .. } => self.prefill = true,
             LegOutcome::Failed { class: LegFailure::Timeout, .. } if protocol.is_concurrent() => self.pair = true,
-            LegOutcome::Failed { class: LegFailure::Timeout, .. } => self.prefill = true,
+            LegOutcome::Failed {
+                class: LegFailure::Transport | LegFailure::BadResponse | LegFailure::Timeout, ..
+            } => self.prefill = true,
             LegOutcome::Failed { .. } => {}
         }
     }

@@ -14,7 +14,7 @@ use crate::exchange::event::{Effect, RequestHead};
 use crate::exchange::headers::{names_to_strip, text};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::{answer, auto, plan};
-use crate::fleet::{Engine, Model};
+use crate::fleet::Model;
 use crate::request::{BodyError, Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Strategy};
 use crate::telemetry::Limit;
@@ -232,8 +232,7 @@ impl Exchange {
         let plan = plan::plan(self.adapter, &model, headers, profile, &body, &self.world.knobs)?;
         self.record.strategy = plan.strategy.map(Strategy::name);
         if plan.strategy == Some(Strategy::Pd) {
-            let engine = plan::engine_of(&model, plan.filter.as_ref())?.unwrap_or(Engine::Vllm);
-            let protocol = Protocol::of(engine, plan.knobs.kv_connector, plan.knobs.trt_generation_first);
+            let protocol = Protocol::of(plan.engine, plan.knobs.kv_connector, plan.knobs.trt_generation_first);
             if let Some(key) = body.duplicate_of(protocol.controlled_keys()) {
                 let text = format!("duplicate top-level key \"{key}\" in request body");
                 return Err(ApiError::new(Reason::InvalidPdRequest, text));

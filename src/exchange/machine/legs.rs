@@ -20,6 +20,7 @@ use crate::exchange::headers::{leg_headers, text};
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::session::{SESSION_ID, session_id};
+use crate::exchange::whole::Whole;
 use crate::fleet::{Model, Pod};
 use crate::knobs::Addressing;
 use crate::prefix::PrefixUpdate;
@@ -55,6 +56,7 @@ impl Exchange {
         }
         match self.select(now, asked, effects) {
             Ok(state) => state,
+            Err((asked, RoutingError::NoCombined)) => self.refuse(now, refusal(&asked.plan), effects),
             Err((asked, error)) => {
                 if asked.plan.strategy == Some(Strategy::Pd) {
                     self.world.metrics.selection_failed(Some(&asked.model.name));
@@ -351,23 +353,20 @@ impl Exchange {
         }
         let mut set_headers = Vec::with_capacity(4);
         let attempt = attempt.unwrap_or_else(|| self.attempt_id());
-        match pod {
-            Some(pod) => {
-                self.aim_at(pod);
-                if let Some(strategy) = &self.record.strategy {
-                    set_headers.push(("routing-strategy", strategy.clone().into_owned()));
-                }
-                set_headers.push(("target-pod", pod.address.to_string()));
-                if self.world.knobs.addressing == Addressing::DestinationEndpoint {
-                    let others = self.fallbacks.iter().map(|pod| &*pod.address);
-                    let all: Vec<&str> = std::iter::once(&*pod.address).chain(others).collect();
-                    set_headers.push(("x-gateway-destination-endpoint", all.join(",")));
-                }
+        if let Some(pod) = pod {
+            self.aim_at(pod);
+            if let Some(strategy) = &self.record.strategy {
+                set_headers.push(("routing-strategy", strategy.clone().into_owned()));
             }
-            None => {
-                let model = self.asked.as_ref().map(|asked| asked.body.model.to_string());
-                set_headers.push(("model", model.unwrap_or_default()));
+            set_headers.push(("target-pod", pod.address.to_string()));
+            if self.world.knobs.addressing == Addressing::DestinationEndpoint {
+                let others = self.fallbacks.iter().map(|pod| &*pod.address);
+                let all: Vec<&str> = std::iter::once(&*pod.address).chain(others).collect();
+                set_headers.push(("x-gateway-destination-endpoint", all.join(",")));
             }
+        } else {
+            let model = self.asked.as_ref().map(|asked| asked.body.model.to_string());
+            set_headers.push(("model", model.unwrap_or_default()));
         }
         set_headers.push(("x-request-id", attempt.clone()));
         self.remark(pod.map(|pod| &*pod.address));
@@ -449,6 +448,16 @@ impl Exchange {
 
     pub(super) fn leg_headers(&self, attempt: &str) -> HeaderMap {
         self.head.as_ref().map(|head| leg_headers(&head.headers, attempt)).unwrap_or_default()
+    }
+}
+
+/// What the client is told of a request that has to be served whole and cannot be.
+fn refusal(plan: &Plan) -> ApiError {
+    let text = plan.whole.map(|whole| whole.refusal(plan.engine)).unwrap_or_default();
+    let error = ApiError::new(Reason::InvalidPdRequest, text);
+    match plan.whole.and_then(Whole::param) {
+        Some(field) => error.with_param(field),
+        None => error,
     }
 }
 

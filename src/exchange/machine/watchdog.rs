@@ -79,7 +79,7 @@ mod tests {
         let mut stream = Watchdog::arm(&knobs(true), false, true, at(1000));
         assert_eq!(stream.deadline(), Some(at(61_000)));
         assert_eq!(stream.expired(at(60_999)), None);
-        assert_eq!(stream.expired(at(61_000)), Some((WatchdogPhase::FirstResponse, Duration::from_secs(60))));
+        assert_eq!(stream.expired(at(61_000)), Some((WatchdogPhase::FirstResponse, Duration::from_mins(1))));
         stream.progress(at(50_000), 0);
         assert_eq!(stream.deadline(), Some(at(61_000)), "comments are no progress");
         stream.progress(at(50_000), 1);

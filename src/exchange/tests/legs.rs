@@ -6,11 +6,11 @@ use crate::engines::trtllm::ServerInfo;
 use crate::load::LoadView;
 use crate::telemetry::AbortTrigger;
 
-const STREAM: &str = r#"{"model":"m","prompt":"hello","stream":true}"#;
-const TOKEN: &str = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n";
-const ERROR: &str = "data: {\"error\":{\"message\":\"no KV\",\"code\":500}}\n\n";
+pub(super) const STREAM: &str = r#"{"model":"m","prompt":"hello","stream":true}"#;
+pub(super) const TOKEN: &str = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n";
+pub(super) const ERROR: &str = "data: {\"error\":{\"message\":\"no KV\",\"code\":500}}\n\n";
 
-fn fleet_of(engine: Engine, pairs: usize) -> Vec<PodSpec> {
+pub(super) fn fleet_of(engine: Engine, pairs: usize) -> Vec<PodSpec> {
     let names: [[&'static str; 3]; 2] = [["p", "d", "rs"], ["p2", "d2", "rs2"]];
     names[..pairs]
         .iter()
@@ -27,11 +27,11 @@ fn asked(world: &Arc<World>, adapter: Adapter, text: &'static str) -> Run {
     run
 }
 
-fn failed(class: LegFailure, sent: bool) -> Event {
+pub(super) fn failed(class: LegFailure, sent: bool) -> Event {
     Event::Prefill(LegOutcome::Failed { class, detail: "x".to_owned(), sent })
 }
 
-fn answered(status: u16, text: &'static str) -> Event {
+pub(super) fn answered(status: u16, text: &'static str) -> Event {
     Event::Prefill(LegOutcome::Answered {
         status: StatusCode::from_u16(status).unwrap(),
         content_type: None,
@@ -40,7 +40,10 @@ fn answered(status: u16, text: &'static str) -> Event {
 }
 
 fn aborts(run: &Run) -> Vec<&AbortPlan> {
-    run.effects.iter().filter_map(|effect| if let Effect::Abort(plan) = effect { Some(&**plan) } else { None }).collect()
+    run.effects
+        .iter()
+        .filter_map(|effect| if let Effect::Abort(plan) = effect { Some(&**plan) } else { None })
+        .collect()
 }
 
 fn load(world: &World, name: &str) -> LoadView {
@@ -150,7 +153,7 @@ fn engines_are_told_when_the_client_leaves() {
     }
 }
 
-fn looked_up() -> Event {
+pub(super) fn looked_up() -> Event {
     let info = br#"{"disaggregated_params":{"ctx_info_endpoint":"tcp://10.0.0.5:5555","ctx_dp_rank":0}}"#;
     Event::LookedUp(Ok(Arc::new(LookedUp::ServerInfo(ServerInfo::parse(info).unwrap()))))
 }
@@ -231,7 +234,8 @@ fn r40_each_timer_of_the_watchdog_ends_the_request() {
 fn a_hand_off_that_may_be_old_is_not_used() {
     let world = world_with(&fleet_of(Engine::Vllm, 2), |_| {});
     let mut run = asked(&world, Adapter::Envoy, BODY);
-    let first = effects::scene::prefill_call(&run).headers["x-request-id"].clone();
+    let Some(Effect::StartPrefill(call)) = run.effects.get(2) else { panic!() };
+    let first = call.headers["x-request-id"].clone();
     run.feed(Event::Timer);
     run.now += 20_001;
     run.feed(prefill_ok());
@@ -336,6 +340,29 @@ fn the_front_holds_a_head_until_something_is_generated() {
     assert_eq!(run.refusal().status, StatusCode::BAD_GATEWAY);
     assert!(!run.names().contains(&"head"));
     run.oracle();
+}
+
+/// SGLang's pods have the room and the `rid` as soon as the request is out, whatever becomes of it.
+#[test]
+fn r33_a_pair_that_was_asked_at_once_is_not_asked_again() {
+    let world = world_with(&fleet_of(Engine::Sglang, 2), |_| {});
+    let unreachable = || Event::DecodeFailed { detail: "refused".to_owned(), unreachable: true };
+    for (events, told) in [
+        (vec![stream_head(), chunk(ERROR, false)], 1),
+        (vec![answered(200, "{}"), stream_head(), chunk(ERROR, false)], 0),
+        (vec![unreachable()], 1),
+        (vec![failed(LegFailure::Transport, false)], 1),
+    ] {
+        let mut run = asked(&world, Adapter::Front, STREAM);
+        for event in events {
+            run.feed(event);
+        }
+        assert!(run.exchange.ended(), "{:?}", run.names());
+        assert!(run.refusal().status.is_server_error());
+        assert_eq!(run.names().iter().filter(|name| **name == "prefill").count(), 1);
+        assert_eq!(aborts(&run).len(), told, "{:?}", run.names());
+        run.oracle();
+    }
 }
 
 #[test]

@@ -269,7 +269,7 @@ fn fast_paths_do_not_run_into_a_forbidden_pair() {
     let mut rig = Rig::new(Builder::new().roleset("a", 2, 2));
     rig.eject_pair(0, 2);
     // Pod 1 is loaded, so step 1 picks pod 0; pod 3 is loaded, so step 2 would pick pod 2.
-    let _prefills: Vec<_> = (0..40).map(|_| PrefillCharge::open(&rig.model.pods[1].state)).collect();
+    let prefills: Vec<_> = (0..40).map(|_| PrefillCharge::open(&rig.model.pods[1].state)).collect();
     let _decodes: Vec<_> = (0..40).map(|_| DecodeCharge::open(&rig.model.pods[3].state)).collect();
     for pod in &rig.model.pods {
         set(pod, fresh());
@@ -277,7 +277,7 @@ fn fast_paths_do_not_run_into_a_forbidden_pair() {
     let (decision, charges) = rig.route();
     assert!(decision.fast_paths.prefill_spread);
     assert_eq!(slots(&decision.target), (Some(0), 3));
-    drop((charges, _prefills));
+    drop((charges, prefills));
     let (decision, _) = rig.route();
     assert_eq!(decision.fast_paths.decode, Some(DecodeFastPath::RequestSpread));
     assert_eq!(slots(&decision.target), (Some(1), 2));

@@ -105,7 +105,7 @@ fn scene() -> impl Generator<Value = Scene> {
         0usize..3,
         proptest::collection::vec(load, 40),
         knobs,
-        prop_oneof![4 => Just(Splittable::Yes), 1 => Just(Splittable::No)],
+        prop_oneof![8 => Just(Splittable::Yes), 2 => Just(Splittable::No), 1 => Just(Splittable::CombinedOnly)],
         strategy,
         any::<u64>(),
     )
@@ -164,7 +164,11 @@ proptest! {
 
         let complete = !model.rolesets.is_empty();
         let pd = scene.strategy == super::super::Strategy::Pd;
-        let possible = if pd { complete || scene.combined > 0 } else { !model.pods.is_empty() };
+        let possible = match scene.splittable {
+            _ if !pd => !model.pods.is_empty(),
+            Splittable::CombinedOnly => scene.combined > 0,
+            Splittable::Yes | Splittable::No => complete || scene.combined > 0,
+        };
         prop_assert_eq!(decision.is_ok(), possible, "a target exactly when there is one");
 
         if let Ok(decision) = &decision {
@@ -347,6 +351,7 @@ proptest! {
         let choice = match scene.splittable {
             _ if !pd => model.pods.iter().any(|pod| !ill(pod)),
             Splittable::Yes => complete || model.standalone.iter().any(|pod| !ill(pod)),
+            Splittable::CombinedOnly => model.standalone.iter().any(|pod| !ill(pod)),
             Splittable::No => {
                 let decodes = model.rolesets.iter().flat_map(|set| &set.decode);
                 decodes.chain(&model.standalone).any(|pod| !ill(pod))
@@ -359,7 +364,7 @@ proptest! {
             let well = |pods: &[Arc<Pod>]| pods.iter().filter(|pod| !ill(pod)).cloned().collect::<Vec<_>>();
             let sets = model.rolesets.iter().map(|set| {
                 // A decode pod that does everything needs no prefill pod beside it.
-                let prefill = if scene.splittable == Splittable::No { set.prefill.clone() } else { well(&set.prefill) };
+                let prefill = if scene.splittable == Splittable::Yes { well(&set.prefill) } else { set.prefill.clone() };
                 Roleset { prefill, decode: well(&set.decode), ..set.clone() }
             });
             let smaller = Model {

@@ -5,7 +5,7 @@
 //! [`ELSEWHERE`]. [`every_variable_has_an_effect`] compares both tables with the list of settings, so that a new
 //! variable needs a row here.
 
-pub(super) mod scene;
+mod scene;
 mod scenes;
 
 use scene::Given;
@@ -190,12 +190,7 @@ const ROWS: &[Row] = &[
         next_event,
         ["120", "0.5"],
     ),
-    row(
-        "AIBRIX_DECODE_ABORT_TIMEOUT",
-        ["0", "-3", r#""pd": {"decodeAbortTimeout": 0}"#],
-        abort_bound,
-        ["3", "none"],
-    ),
+    row("AIBRIX_DECODE_ABORT_TIMEOUT", ["0", "-3", r#""pd": {"decodeAbortTimeout": 0}"#], abort_bound, ["3", "none"]),
     row(
         "AIBRIX_DECODE_ABORT_RETRY_DELAY",
         ["0.5", "soon", r#""pd": {"decodeAbortRetryDelay": 0.5}"#],
