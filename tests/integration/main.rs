@@ -16,6 +16,7 @@ mod matrix;
 mod metrics;
 mod openai_client;
 mod readme;
+mod real;
 mod scale;
 mod scenarios;
 mod state;
