@@ -198,7 +198,7 @@ async fn r35_a_prefill_that_answered_is_asked_once() {
             assert_eq!((answer.status.as_u16(), answer.header("x-error-pd-prefill")), (status, "true"));
             let bytes = answer.body().await.bytes;
             if let Some(body) = body {
-                assert_eq!(bytes, body)
+                assert_eq!(bytes, body);
             } else {
                 let error: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
                 let message = error["error"]["message"].as_str().unwrap();
