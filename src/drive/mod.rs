@@ -153,7 +153,7 @@ impl Driver {
             };
             // The leg may be ending in this very moment, and then the decode pod has to hear of it.
             let event = match (event, prefill.as_mut()) {
-                (Event::Gone, Some(leg)) => match tokio::time::timeout(LAST_MOMENT, leg).await {
+                (Event::Gone, Some(leg)) if exchange.waits_for_prefill() => match tokio::time::timeout(LAST_MOMENT, leg).await {
                     Ok(outcome) => Event::GoneAfterPrefill(outcome),
                     Err(_) => Event::Gone,
                 },

@@ -227,6 +227,11 @@ impl Exchange {
         !matches!(self.state, State::AwaitHead)
     }
 
+    /// True while the decode pod has not heard of the request, but will once the prefill leg has ended well.
+    pub fn waits_for_prefill(&self) -> bool {
+        matches!(self.state, State::Prefilling(_))
+    }
+
     /// True once [`Effect::End`] was asked for.
     pub fn ended(&self) -> bool {
         matches!(self.state, State::Ended)
