@@ -77,7 +77,7 @@ async fn r33_an_error_before_content_is_tried_again_with_fresh_ids() {
     for (place, path) in sandbox.paths().into_iter().enumerate() {
         for failing in [1, 2] {
             sandbox.clear();
-            for decode in &sandbox.decode[..failing.min(2)] {
+            for decode in &sandbox.decode[..failing] {
                 decode.script(Fault::on("/v1/").error_event_after(0).always());
             }
             // Until the failing pair was the first choice.
@@ -89,6 +89,9 @@ async fn r33_an_error_before_content_is_tried_again_with_fresh_ids() {
                 let attempts: Vec<_> = sandbox.prefill.iter().flat_map(work).collect();
                 if place == 0 {
                     assert_eq!((status, attempts.len()), (200, 1), "what is out is out");
+                    if failing == 1 && work(&sandbox.decode[0]).is_empty() {
+                        continue;
+                    }
                     let failed = events.last().is_some_and(|event| event.contains("error"));
                     let ended = events.iter().any(|event| event == "[DONE]");
                     assert!(!ended && (failed || !complete), "{events:?}");
