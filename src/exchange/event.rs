@@ -80,6 +80,8 @@ pub enum Event {
     Prefill(LegOutcome),
     /// The address of the pod that answers, where the peer can tell: not that of the plan, when another one took over.
     ServedBy(String),
+    /// What follows is no answer of the pod, but Envoy's own: the pod could not be reached, or broke off before its head.
+    NotAnswered,
     /// The answer's head arrived.
     AnswerHead(AnswerHead),
     /// Answer bytes arrived.

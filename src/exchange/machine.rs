@@ -36,8 +36,9 @@ use watchdog::Watchdog;
 /// Asks for a summary of the decision (request), and is it (answer).
 const EXPLAIN: &str = "x-tandem-explain";
 
-/// How often a request whose prefill leg runs looks at the clock.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+/// How often a request whose prefill leg runs looks at the clock. A hand-off may count as older than it is by
+/// twice as much.
+const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
 
 enum State {
     AwaitHead,
@@ -139,7 +140,10 @@ pub struct Exchange {
     legs: Option<Legs>,
     /// The prefill leg that runs beside the decode leg.
     twin: Option<PrefillLeg>,
-    /// When the outcome of the prefill leg was surely not there yet.
+    /// When the task last looked whether the prefill leg has ended.
+    leg_looked_at: Tick,
+    /// When the outcome of the prefill leg was surely not there yet: the look before the last one. The last one proves
+    /// nothing, for after a stop of the process the clock can be read before the sockets are.
     leg_pending_at: Tick,
     /// How long the prefill pod keeps the blocks of a finished prefill.
     lease: Option<Duration>,
@@ -196,6 +200,7 @@ impl Exchange {
             avoid: None,
             legs: None,
             twin: None,
+            leg_looked_at: now,
             leg_pending_at: now,
             lease: None,
             fallbacks: Vec::new(),
@@ -236,7 +241,7 @@ impl Exchange {
     pub fn deadline(&self) -> Option<Tick> {
         match &self.state {
             // Not a limit (the call has its own), but a sign of life: see [`Exchange::handoff_age`].
-            State::Prefilling(_) => Some(self.leg_pending_at.plus(SIGN_OF_LIFE)),
+            State::Prefilling(_) => Some(self.leg_looked_at.plus(SIGN_OF_LIFE)),
             State::AwaitAnswer | State::Answering(_) => self.watchdog.as_ref().and_then(Watchdog::deadline),
             _ => None,
         }
@@ -280,12 +285,16 @@ impl Exchange {
             }
             (state, Event::Prefill(outcome)) if self.twin.is_some() => self.on_twin(now, state, &outcome, effects),
             (State::Prefilling(prefilling), Event::Timer) => {
-                self.leg_pending_at = now;
+                self.leg_pending_at = std::mem::replace(&mut self.leg_looked_at, now);
                 State::Prefilling(prefilling)
             }
             (state, Event::Timer) => self.on_timer(now, state, effects),
             (state, Event::ServedBy(address)) => {
                 self.served_by(now, &address);
+                state
+            }
+            (state, Event::NotAnswered) => {
+                self.faults.decode = true;
                 state
             }
             (State::AwaitAnswer, Event::AnswerHead(head)) => self.on_answer_head(now, &head, effects),

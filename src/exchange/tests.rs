@@ -3,6 +3,7 @@
 mod bands;
 mod disorder;
 mod effects;
+mod handoff;
 mod legs;
 mod limits;
 mod orders;

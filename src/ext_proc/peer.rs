@@ -11,7 +11,7 @@ use tonic::{Code, Status, Streaming};
 use super::{convert, reply};
 use crate::drive::{Incoming, Peer};
 use crate::error::{ApiError, Reason};
-use crate::exchange::{Adapter, AnswerHead, Effect, Event, RoutePlan};
+use crate::exchange::{Adapter, AnswerHead, Effect, Event, RoutePlan, is_connect_failure};
 
 /// Envoy on the other side of one stream.
 #[derive(Debug)]
@@ -100,16 +100,20 @@ impl Peer for EnvoyPeer {
                 }
                 Some(Message::ResponseHeaders(headers)) => {
                     let head = convert::head(headers.headers.unwrap_or_default());
-                    let event = Event::AnswerHead(AnswerHead {
-                        status: status(head.status),
-                        headers: head.headers,
-                        end: headers.end_of_stream,
-                    });
-                    let Some(address) = convert::upstream_address(&message.attributes) else {
-                        return Incoming::Event(event);
+                    let head =
+                        AnswerHead { status: status(head.status), headers: head.headers, end: headers.end_of_stream };
+                    // Envoy's own details know best, where the filter is set up to send them.
+                    let unanswered =
+                        convert::pod_did_not_answer(&message.attributes).unwrap_or_else(|| is_connect_failure(&head));
+                    let event = Event::AnswerHead(head);
+                    let before = if unanswered {
+                        Some(Event::NotAnswered)
+                    } else {
+                        convert::upstream_address(&message.attributes).map(Event::ServedBy)
                     };
+                    let Some(before) = before else { return Incoming::Event(event) };
                     self.next = Some(event);
-                    return Incoming::Event(Event::ServedBy(address));
+                    return Incoming::Event(before);
                 }
                 Some(Message::ResponseBody(body)) => {
                     return Incoming::Event(Event::AnswerChunk {

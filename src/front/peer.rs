@@ -38,8 +38,9 @@ pub fn error_response(error: &ApiError) -> Response<FrontBody> {
 }
 
 /// A decode request whose client leaves goes on for this long since it was started, so that its pod sees it: the prefill
-/// pod holds KV blocks until then. Far below what an engine needs for an answer.
-const DELIVERY: Duration = Duration::from_millis(100);
+/// pod holds KV blocks until then. Far below what an engine needs for an answer, and well within the 100 ms in which a
+/// pod has to learn that nobody waits.
+const DELIVERY: Duration = Duration::from_millis(50);
 
 type Connecting = Pin<Box<dyn Future<Output = Result<Response<HyperBody>, LegError>> + Send>>;
 

@@ -10,6 +10,7 @@ mod health;
 mod ledger;
 mod rate;
 mod sessions;
+mod share;
 mod starts;
 mod sync;
 #[cfg(test)]
@@ -26,4 +27,5 @@ pub use health::{
 pub use ledger::{Ledger, Swept, TokenCharges};
 pub use rate::{RateCharge, RateWindow};
 pub use sessions::{MAX_SESSION_KEY, Sessions};
+pub use share::{SHARE_TIME_ZERO_MS, Share, pod_id};
 pub use tokens::TokenCharge;

@@ -12,7 +12,7 @@ use super::{Exchange, State};
 use crate::clock::Tick;
 use crate::engines::Finished;
 use crate::error::{ApiError, Reason};
-use crate::exchange::answer::{self, Answer};
+use crate::exchange::answer::Answer;
 use crate::exchange::event::{Adapter, AnswerHead, Effect, OwnAnswer, RoutePlan};
 use crate::response::{AnswerKind, AnswerWatch};
 use crate::telemetry::{AbortTrigger, Outcome, RetryReason, WatchdogPhase};
@@ -22,7 +22,6 @@ impl Exchange {
         self.record.timings.answer_head = Some(now);
         self.record.status = head.status.as_u16();
         let mut answer = Answer::new(head, self.record.stream);
-        self.faults.decode |= self.adapter == Adapter::Envoy && answer::is_connect_failure(head);
         if self.adapter == Adapter::Front && self.legs.is_some() && answer.can_be_held() {
             answer.hold();
         } else {

@@ -260,7 +260,7 @@ impl Exchange {
         };
         let knobs = &asked.plan.knobs;
         self.record.timings.prefill_start = Some(now);
-        self.leg_pending_at = now;
+        (self.leg_looked_at, self.leg_pending_at) = (now, now);
         effects.push(Effect::StartPrefill(Box::new(LegRequest {
             address: Arc::clone(&legs.prefill.address),
             path: self.path(),
