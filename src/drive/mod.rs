@@ -153,10 +153,12 @@ impl Driver {
             };
             // The leg may be ending in this very moment, and then the decode pod has to hear of it.
             let event = match (event, prefill.as_mut()) {
-                (Event::Gone, Some(leg)) if exchange.waits_for_prefill() => match tokio::time::timeout(LAST_MOMENT, leg).await {
-                    Ok(outcome) => Event::GoneAfterPrefill(outcome),
-                    Err(_) => Event::Gone,
-                },
+                (Event::Gone, Some(leg)) if exchange.waits_for_prefill() => {
+                    match tokio::time::timeout(LAST_MOMENT, leg).await {
+                        Ok(outcome) => Event::GoneAfterPrefill(outcome),
+                        Err(_) => Event::Gone,
+                    }
+                }
                 (event, _) => event,
             };
             spans.before(&event, exchange.record());

@@ -287,7 +287,7 @@ mod tests {
                 Level::Error,
                 "x-gateway-destination-endpoint",
             ),
-            ("response_attributes: [upstream.address]", "x: y", Level::Warning, "stays with"),
+            ("response_attributes: [\"upstream.address\"", "x: [\"y\"", Level::Warning, "stays with"),
             ("fallback_policy: NO_FALLBACK", "fallback_policy: ANY_ENDPOINT", Level::Error, "any pod"),
             ("retry_on: connect-failure\n", "retry_on: reset\n", Level::Error, "second time"),
         ] {
