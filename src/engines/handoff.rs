@@ -20,18 +20,9 @@ pub const HANDOFF_KEYS: [&str; 7] = [
     "disaggregated_params",
 ];
 
-/// What a client may not say to an SGLang pod. By `rid`, which is matched as a prefix, requests are aborted: a client's
-/// own one could be the beginning of somebody else's.
-const SGLANG_KEYS: [&str; 8] = [
-    "kv_transfer_params",
-    "disagg_prefill_resp",
-    "ec_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "disaggregated_params",
-    "rid",
-];
+/// What beside them a client may not say to an SGLang pod. By `rid`, which is matched as a prefix, requests are aborted: a
+/// client's own one could be the beginning of somebody else's.
+const SGLANG_KEYS: [&str; 1] = ["rid"];
 
 /// TensorRT-LLM refuses every key that it does not know. So the hand-offs of other engines do no harm there, and taking
 /// them away would hide the client's mistake.
@@ -92,18 +83,19 @@ pub enum HandoffError {
     GaveUp(&'static str),
 }
 
-/// The hand-off keys of an engine's pods; `None` for pods of any engine.
-pub(super) fn keys(engine: Option<Engine>) -> &'static [&'static str] {
-    match engine {
-        Some(Engine::Sglang) => &SGLANG_KEYS,
-        Some(Engine::Trtllm) => &TRTLLM_KEYS,
-        Some(Engine::Vllm | Engine::Other) | None => &HANDOFF_KEYS,
-    }
+/// The edits that take away what only the gateway may say to an engine's pods; `None` for pods of any engine.
+fn strip_for(engine: Option<Engine>) -> Vec<Edit<'static>> {
+    let (keys, more): (&[&str], &[&str]) = match engine {
+        Some(Engine::Sglang) => (&HANDOFF_KEYS, &SGLANG_KEYS),
+        Some(Engine::Trtllm) => (&TRTLLM_KEYS, &[]),
+        Some(Engine::Vllm | Engine::Other) | None => (&HANDOFF_KEYS, &[]),
+    };
+    keys.iter().chain(more).map(|key| Edit::Remove(key)).collect()
 }
 
-/// The edits that take away what only the gateway may say.
+/// The same for pods of a known engine.
 pub(super) fn strip(engine: Engine) -> Vec<Edit<'static>> {
-    keys(Some(engine)).iter().map(|key| Edit::Remove(key)).collect()
+    strip_for(Some(engine))
 }
 
 /// The edits of every prefill leg (the PD document; `engine-protocols` section 1.2): one token, not streamed, none of
@@ -135,8 +127,7 @@ pub(super) fn prefill_edits(body: &ParsedBody, engine: Engine) -> Vec<Edit<'stat
 /// hand-off. `engine` is the pod's; `None` when Envoy's own routes lead to it. The same bytes when there is nothing to
 /// strip.
 pub fn plain_body(body: &ParsedBody, engine: Option<Engine>) -> Bytes {
-    let edits: Vec<_> = keys(engine).iter().map(|key| Edit::Remove(key)).collect();
-    splice(&body.raw, &body.fields, &edits)
+    splice(&body.raw, &body.fields, &strip_for(engine))
 }
 
 /// A hand-off key inside the client's `vllm_xargs`, which no edit of the top level takes away: such a body is refused.

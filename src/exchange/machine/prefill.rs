@@ -146,28 +146,18 @@ impl Exchange {
             _ => false,
         };
         let stage = if answering { PrefillStage::AfterResponse } else { PrefillStage::BeforeResponse };
-        let is_object = |body: &[u8]| crate::request::scan::JsonObject::parse(body).is_ok();
-        let usable = match outcome {
-            LegOutcome::Answered { status, body, .. } if status.as_u16() == 200 => {
-                let readable = is_object(body);
-                if !readable {
-                    self.world.metrics.pd_prefill_failed(LegFailure::BadResponse, stage);
-                }
-                readable || legs.protocol.survives_bad_response()
-            }
-            _ => false,
-        };
-        if usable {
+        let failure = engines::failure_of(outcome);
+        if let Some(class) = failure {
+            self.world.metrics.pd_prefill_failed(class, stage);
+        }
+        let unread = failure == Some(LegFailure::BadResponse) && legs.protocol.survives_bad_response();
+        let Some(class) = failure.filter(|_| !unread) else {
             leg.finish(PrefillOutcome::Success);
             self.lease = legs.lease();
             self.arm(now);
             return state;
-        }
-        let class = outcome.failure_class();
+        };
         leg.finish(outcome.metric_outcome());
-        if class != LegFailure::BadResponse {
-            self.world.metrics.pd_prefill_failed(class, stage);
-        }
         self.faults.of_prefill_leg(legs.protocol, outcome);
         // Decode has been talking, so the KV cache has landed. TensorRT-LLM's head proves nothing.
         if answering && legs.protocol != Protocol::TrtGenerationFirst {

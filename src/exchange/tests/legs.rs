@@ -93,6 +93,7 @@ fn interop_21_to_23_a_prefill_that_fails_beside_decode() {
         (token, answered(500, "{}"), "", 0),
         (token, failed(LegFailure::Timeout, true), "", 0),
         (&[], answered(200, "no JSON"), "", 0),
+        (&[], failed(LegFailure::BadResponse, true), "", 0),
         (token, answered(200, "no JSON"), "", 0),
     ] {
         let world = world_with(&fleet_of(Engine::Sglang, 2), |_| {});
