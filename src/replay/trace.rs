@@ -98,6 +98,17 @@ impl Trace {
     pub fn span(&self) -> Duration {
         self.requests.last().map_or(Duration::ZERO, |request| request.at)
     }
+
+    /// The same requests, arriving `factor` times as fast.
+    #[must_use]
+    pub fn faster(&self, factor: f64) -> Trace {
+        let mut trace = self.clone();
+        for request in &mut trace.requests {
+            // A factor that makes no time of it leaves the arrival where it was.
+            request.at = Duration::try_from_secs_f64(request.at.as_secs_f64() / factor).unwrap_or(request.at);
+        }
+        trace
+    }
 }
 
 /// Why a trace cannot be read.

@@ -6,7 +6,7 @@ use super::eligibility::{Candidate, Pool};
 use super::least::{Least, least};
 use super::{
     Context, Decision, Explanation, FastPaths, Fate, MissingSignals, RequestFacts, RoutingError, Scores, SingleReason,
-    Strategy, Target, Ties, TokenCost, band, combined, decode, explain, pair, plain, prefill, unsplittable,
+    Strategy, Target, Ties, TokenCost, band, combined, decode, explain, pair, plain, prefill, together, unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
@@ -69,7 +69,7 @@ pub(super) fn decide(
             let explanation = explain::singles(pods, |_| None, context, pods.len());
             Decision { explanation, ..single(pod, *reason, pods.len(), scores, FastPaths::default()) }
         }),
-        Pool::DecodeOnly(decodes) => unsplittable::decode_only(decodes, knobs, context, &mut rng).map(
+        Pool::DecodeOnly(decodes) => unsplittable::decode_only(decodes, request, knobs, context, &mut rng).map(
             |(pod, scores, fast_paths, explanation)| {
                 let tokens = TokenCost { prefill: None, decode: decode::charge(request, knobs) };
                 let single = single(pod, SingleReason::DecodeOnly, decodes.len(), scores, fast_paths);
@@ -127,7 +127,10 @@ fn pick_pair(
     let mut fast_paths = FastPaths::default();
 
     let decode_load = decode::load_per_roleset(decodes, &facts, rolesets);
-    if let Some(id) = prefill::fast_path(prefills, &counts, matches, &decode_load, knobs, rng) {
+    let ahead = together::ahead(context.peers);
+    let prefill_path = |counts: &Vec<u64>| prefill::fast_path(prefills, counts, matches, &decode_load, knobs, rng);
+    let one_more = |counts: &mut Vec<u64>, id: usize| counts.iter_mut().skip(id).take(1).for_each(|count| *count += 1);
+    if let Some(id) = together::after(ahead, &counts, prefill_path, one_more) {
         fast_paths.prefill_spread = true;
         let roleset = prefills.get(id)?.roleset;
         prefill_ids = vec![id];
@@ -135,7 +138,7 @@ fn pick_pair(
     }
     // `token_load` replaces what these checks go by: a pod that holds one long prompt has the fewest requests.
     if !knobs.decode_policy.charges_tokens()
-        && let Some((id, check)) = decode::fast_path(&facts, &decode_ids, knobs, rng)
+        && let Some((id, check)) = decode::fast_path_after(ahead, &facts, &decode_ids, knobs, rng)
     {
         fast_paths.decode = Some(check);
         let roleset = decodes.get(id)?.roleset;
@@ -156,7 +159,19 @@ fn pick_pair(
             best.offer(*score, *id, rng);
         }
     }
-    let winner = pair::best(&prefill_scored.best, prefill_scored.max, &decode_best, decode_scored.max, rng)?;
+    let winner = if ahead == 0 {
+        pair::best(&prefill_scored.best, prefill_scored.max, &decode_best, decode_scored.max, rng)?
+    } else {
+        let scored = prefill_ids.iter().zip(&prefill_scored.fates);
+        let scored = scored.filter_map(|(id, (_, score))| Some((prefills.get(*id)?.roleset, (*score)?, *id)));
+        let step = prefill::step(prefills, &prefill_ids, scoring);
+        let mut prefill_side = together::Side::new(rolesets, scored, step, prefill_scored.max);
+        let scored = decode_ids.iter().zip(&decode_scored.scores);
+        let scored = scored.filter_map(|(id, score)| Some((decodes.get(*id)?.roleset, *score, *id)));
+        let step = decode::step(&facts, &decode_ids, request, knobs);
+        let mut decode_side = together::Side::new(rolesets, scored, step, decode_scored.max);
+        together::pair(&mut prefill_side, &mut decode_side, ahead, rng)?
+    };
     let (prefill, decode) = (prefills.get(winner.prefill)?, decodes.get(winner.decode)?);
     let decode_facts = facts.get(winner.decode)?;
     let roleset = prefill.roleset;
@@ -177,6 +192,7 @@ fn pick_pair(
             total: winner.ties,
         },
         maxima: (prefill_scored.max, decode_scored.max),
+        ahead,
     };
     Some(Decision {
         explanation,

@@ -20,6 +20,7 @@ mod pair;
 mod plain;
 mod prefill;
 mod strategy;
+mod together;
 mod unsplittable;
 
 #[cfg(test)]
@@ -39,7 +40,7 @@ pub use strategy::{Strategy, Weights};
 use crate::clock::Tick;
 use crate::fleet::{Model, Pod, PodState, Selector};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
-use crate::load::{DecodeCharge, PrefillCharge, TokenCharge, TokenCharges};
+use crate::load::{DecodeCharge, Peers, PrefillCharge, TokenCharge, TokenCharges};
 use crate::prefix::PrefixIndex;
 
 /// How long the prompt is, as far as it had to be counted.
@@ -133,6 +134,8 @@ pub struct Context<'a> {
     pub max_metric_age: Duration,
     /// The prefix index.
     pub prefix: &'a PrefixIndex,
+    /// Where this replica stands among those that share their loads.
+    pub peers: Peers,
 }
 
 /// Why a single pod runs the whole request.
@@ -339,6 +342,9 @@ pub fn select_and_charge(
     let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
     let band = band::look_up(model, request, strategy, knobs, context.seed);
     let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
+    if context.peers.count > 1 {
+        model.peers.selected();
+    }
     let decide = || cascade::decide(question, &pool, &matches);
     let mut conflicts = 0;
     while conflicts < MAX_CONFLICTS {
