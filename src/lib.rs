@@ -20,6 +20,7 @@ pub mod fleet;
 pub mod load;
 pub mod prefix;
 pub mod scrape;
+pub mod state;
 
 // Floor 2: decisions and engine dialects.
 pub mod engines;

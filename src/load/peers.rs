@@ -9,7 +9,7 @@ use super::sync::{AtomicU64, Ordering};
 /// A replica among its peers, at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peers {
-    /// Which of the replicas this one is; below `count`.
+    /// A number that no other of them has. Numbers that follow on one another are best: see `routing::together`.
     pub rank: u32,
     /// How many share their loads; 1 = this one is alone.
     pub count: u32,
@@ -49,10 +49,9 @@ pub struct PeerCell {
 }
 
 impl PeerCell {
-    /// This replica is number `rank` of `count`. A rank that cannot be counts as the last one.
+    /// This replica is number `rank` among `count`.
     pub fn join(&self, rank: u32, count: u32) {
-        let count = count.max(1);
-        self.place.store(u64::from(count) << 32 | u64::from(rank.min(count - 1)), Ordering::Release);
+        self.place.store(u64::from(count) << 32 | u64::from(rank), Ordering::Release);
     }
 
     /// This replica has selected.
@@ -65,8 +64,9 @@ impl PeerCell {
         self.selections.load(Ordering::Acquire)
     }
 
-    /// The answer to a publication says that `newcomers` requests of others have been charged since the answer before.
-    /// If this replica had selected meanwhile, these are what the selection could not see. For one task only.
+    /// News: `newcomers` requests of others have been charged. `selections` is what [`PeerCell::selections`] said when the
+    /// publication was sent that this answers, and 0 for news that answer nothing. What has come between a selection and
+    /// the answer to its publication is what the selection could not see. For one task only.
     pub fn heard(&self, selections: u64, newcomers: u64) {
         let arrived = self.arrived.load(Ordering::Relaxed).saturating_add(newcomers);
         let taken_in = self.taken_in.load(Ordering::Relaxed);

@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn names_are_stable_and_differ() {
         // Golden: replicas of different versions must agree.
-        assert_eq!(pod_id("8b8f2c3e-0000-4000-8000-000000000001", 0), 0);
+        assert_eq!(pod_id("8b8f2c3e-0000-4000-8000-000000000001", 0), 11_805_692_290_027_166_676);
         assert_ne!(pod_id("a", 0), pod_id("a", 1));
         assert_ne!(pod_id("a", 0), pod_id("b", 0));
         assert_ne!(pod_id("", 0), pod_id("a", 0));

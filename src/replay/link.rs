@@ -1,8 +1,7 @@
 //! A gateway's end of the state plane: when it publishes and asks, and what it makes of the answers.
 //!
 //! Self-clocked and paced: a change after a quiet moment is published at once; while a publication is on its way, or
-//! within the pace, changes wait for the next. What others publish is asked for once per pace while there is anything to
-//! hear.
+//! within the pace, changes wait for the next. What others publish is announced to it.
 
 use std::time::Duration;
 
@@ -24,9 +23,8 @@ pub(super) struct Link {
     on_its_way: bool,
     /// When the next one is due.
     due: Option<Tick>,
-    /// When the last one was sent, and the last one that had something to say.
-    asked: Option<Tick>,
-    told: Option<Tick>,
+    /// When the last one was sent.
+    sent: Option<Tick>,
 }
 
 impl Link {
@@ -39,8 +37,7 @@ impl Link {
             seen: 0,
             on_its_way: false,
             due: None,
-            asked: None,
-            told: None,
+            sent: None,
         }
     }
 
@@ -51,16 +48,7 @@ impl Link {
 
     /// When to publish because of a change of its own at `now`; `None` = it is planned already.
     pub(super) fn changed(&mut self, now: Tick) -> Option<Tick> {
-        let at = self.told.map_or(now, |told| now.max(told.plus(self.pace)));
-        self.plan(at)
-    }
-
-    /// When to ask because the plane has changed at `now`; `None` = it is planned already.
-    pub(super) fn behind(&mut self, now: Tick) -> Option<Tick> {
-        let pace = u64::try_from(self.pace.as_nanos()).unwrap_or(u64::MAX).max(1);
-        let asked = self.asked.map_or(0, |asked| asked.0);
-        let turns = (now.0.saturating_sub(asked) / pace).saturating_add(1);
-        self.plan(Tick(asked.saturating_add(turns.saturating_mul(pace))))
+        self.plan(self.sent.map_or(now, |sent| now.max(sent.plus(self.pace))))
     }
 
     /// When to send, if that is `at`; `None` = it is planned already.
@@ -78,7 +66,7 @@ impl Link {
         if self.due != Some(now) || self.on_its_way {
             return None;
         }
-        (self.due, self.asked, self.on_its_way) = (None, Some(now), true);
+        (self.due, self.sent, self.on_its_way) = (None, Some(now), true);
         let mut changed = Shares::new();
         for (slot, published) in self.published.iter_mut().enumerate() {
             let share = own(slot);
@@ -87,13 +75,11 @@ impl Link {
                 changed.push((slot, share));
             }
         }
-        if !changed.is_empty() {
-            self.told = Some(now);
-        }
         Some((self.seen, changed))
     }
 
-    /// An answer has come: gives what others have on pods where that is news, and tells the peers who turned up.
+    /// News have come: gives what others have on pods where that is new, and tells the peers who turned up. `selections`
+    /// as [`PeerCell::heard`] wants it.
     pub(super) fn take_in(&mut self, answer: Answer, peers: &PeerCell, selections: u64) -> Shares {
         self.seen = self.seen.max(answer.version);
         let mut newcomers = 0;

@@ -80,6 +80,11 @@ impl Plane {
         }
     }
 
+    /// What `gateway` has to hear of the changes since version `before`.
+    pub(super) fn changed(&self, gateway: usize, before: u64) -> Answer {
+        self.answer(gateway, before, true)
+    }
+
     /// Everything that is charged, summed up.
     pub(super) fn charged(&self) -> u64 {
         let of = |pod: &PodLedger| {

@@ -43,6 +43,8 @@ enum Event {
     Publish(usize),
     /// A message reaches the plane.
     AtPlane(usize),
+    /// The others hear what changed.
+    Announced(usize),
     /// Its answer reaches the gateway.
     Answered(usize),
     /// Other gateways read that a prefill pod gets a request's prefix.
@@ -219,6 +221,7 @@ impl<'a> World<'a> {
             Event::Sample => self.take_sample(),
             Event::Publish(gateway) => self.publish(gateway),
             Event::AtPlane(message) => self.at_plane(message),
+            Event::Announced(message) => self.announced(message),
             Event::Answered(message) => self.answered(message),
             Event::PrefixSpreads { gateway, request, prefill } => self.prefix_spreads(gateway, request, prefill),
         }

@@ -9,6 +9,7 @@ use super::super::plane::{Answer, Plane, Shares};
 use super::{BTreeMap, Event, Open, START, World};
 use crate::clock::Tick;
 use crate::load::{PeerCell, Peers, Scope};
+use crate::state::ledger::Pace;
 
 /// A claim that was turned down so often is not made again: its request goes on as if it were paced.
 const MAX_CLAIMS: u32 = 8;
@@ -34,11 +35,11 @@ struct Message {
 pub(super) struct Fleet {
     kind: Sharing,
     round_trip: Duration,
-    pace: Duration,
     plane: Plane,
     links: Vec<Link>,
     confirmed: Vec<Tick>,
     messages: BTreeMap<usize, Message>,
+    announcements: BTreeMap<usize, Vec<(usize, Answer)>>,
     sent: usize,
     /// Requests whose claim is on its way.
     claiming: BTreeMap<usize, Open>,
@@ -48,15 +49,16 @@ impl Fleet {
     pub(super) fn new(options: &ReplayOptions, pods: usize) -> Fleet {
         let gateways = options.gateways.max(1);
         let kind = if gateways > 1 { options.sharing } else { Sharing::None };
+        let pace = Pace { least: options.pace, ..Pace::default() }.interval(gateways as u32);
         let scope = Scope { prefill: kind != Sharing::Snapshots, ..Scope::default() };
         Fleet {
             kind,
             round_trip: options.round_trip,
-            pace: options.pace,
             plane: Plane::new(pods, gateways),
-            links: (0..gateways).map(|_| Link::new(pods, options.pace, scope)).collect(),
+            links: (0..gateways).map(|_| Link::new(pods, pace, scope)).collect(),
             confirmed: vec![START; gateways],
             messages: BTreeMap::new(),
+            announcements: BTreeMap::new(),
             sent: 0,
             claiming: BTreeMap::new(),
         }
@@ -149,19 +151,19 @@ impl World<'_> {
             plane.publish(message.gateway, message.seen, &message.shares)
         };
         let (changed, source, back) = (plane.version() > before, message.gateway, *round_trip / 2);
-        self.schedule(self.now.plus(back), Event::Answered(id));
         if changed && self.sharing.kind != Sharing::Snapshots {
-            for gateway in (0..self.gateways.len()).filter(|gateway| *gateway != source) {
-                self.ask(gateway);
-            }
+            let others = (0..self.gateways.len()).filter(|gateway| *gateway != source);
+            let news = others.map(|gateway| (gateway, plane.changed(gateway, before))).collect();
+            self.sharing.announcements.insert(id, news);
+            self.schedule(self.now.plus(back), Event::Announced(id));
         }
+        self.schedule(self.now.plus(back), Event::Answered(id));
     }
 
-    /// There is something to hear for a gateway.
-    fn ask(&mut self, gateway: usize) {
-        let now = self.now;
-        if let Some(at) = self.sharing.links.get_mut(gateway).and_then(|link| link.behind(now)) {
-            self.schedule(at, Event::Publish(gateway));
+    /// What another gateway has published is announced to all but it.
+    pub(super) fn announced(&mut self, id: usize) {
+        for (gateway, answer) in self.sharing.announcements.remove(&id).unwrap_or_default() {
+            self.hear(gateway, answer, 0);
         }
     }
 
@@ -204,9 +206,9 @@ impl World<'_> {
         let Some(own) = self.gateways.get(gateway) else { return };
         let Some(link) = self.sharing.links.get_mut(gateway) else { return };
         link.answered();
-        let (dirty, behind) = (link.dirty(|slot| own.share(slot, now)), link.seen() < self.sharing.plane.version());
+        let dirty = link.dirty(|slot| own.share(slot, now));
         if self.sharing.kind == Sharing::Snapshots {
-            if dirty || behind || self.ended < self.trace.requests.len() {
+            if dirty || self.ended < self.trace.requests.len() {
                 self.plan_snapshot(gateway, now.plus(SNAPSHOT_PERIOD - self.sharing.round_trip));
             }
             return;
@@ -214,15 +216,12 @@ impl World<'_> {
         if dirty {
             self.changed(gateway);
         }
-        if behind {
-            self.ask(gateway);
-        }
     }
 
     /// A request's prefix becomes known to the other gateways, where such things are shared.
     pub(super) fn spread(&mut self, gateway: usize, request: usize, prefill: usize) {
         if matches!(self.sharing.kind, Sharing::Paced | Sharing::Claim) {
-            let at = self.now.plus(self.sharing.round_trip + self.sharing.pace);
+            let at = self.now.plus(self.sharing.round_trip);
             self.schedule(at, Event::PrefixSpreads { gateway, request, prefill });
         }
     }

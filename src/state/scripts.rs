@@ -1,0 +1,31 @@
+//! The scripts that run inside Redis, with their texts compiled in.
+
+/// One script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Script {
+    /// The name of its file, for logs and metrics.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+/// Publishes shares, keeps a lease, returns what changed.
+pub const LEDGER_SYNC: Script = Script {
+    name: "ledger_sync",
+    text: concat!(include_str!("../../lua/ledger_pods.lua"), include_str!("../../lua/ledger_sync.lua")),
+};
+
+/// Takes a dead member's shares away.
+pub const LEDGER_REAP: Script = Script {
+    name: "ledger_reap",
+    text: concat!(include_str!("../../lua/ledger_pods.lua"), include_str!("../../lua/ledger_reap.lua")),
+};
+
+/// Commits a charge unless something has changed.
+pub const CLAIM: Script = Script {
+    name: "claim",
+    text: concat!(include_str!("../../lua/ledger_pods.lua"), include_str!("../../lua/claim.lua")),
+};
+
+/// Every script.
+pub const ALL: [Script; 3] = [LEDGER_SYNC, LEDGER_REAP, CLAIM];
