@@ -21,7 +21,7 @@ struct PodLedger {
 pub(super) type Shares = Vec<(usize, Share)>;
 
 /// What a gateway hears.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Answer {
     /// The plane's version; the next question names it.
     pub(super) version: u64,

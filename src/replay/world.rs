@@ -246,6 +246,7 @@ impl<'a> World<'a> {
     /// Selects and charges; `None` = there is no target.
     fn select(&mut self, turn: usize, request: usize) -> Option<Open> {
         let Request { prompt, hashes: prefix, .. } = self.trace.requests.get(request)?;
+        self.confirm(turn);
         self.look_at_all(turn);
         let gateway = self.gateways.get_mut(turn)?;
         let peers = self.sharing.peers(gateway.peers());

@@ -29,6 +29,9 @@ pub(super) struct FleetArgs {
     /// From a gateway to Redis and back
     #[arg(long, value_name = "MS", default_value_t = 0.4)]
     pub(super) round_trip_ms: f64,
+    /// Spread requests that arrive in the same instant evenly over the time to the next
+    #[arg(long, requires = "replicas")]
+    even: bool,
     /// Run with so many seeds and average
     #[arg(long, value_name = "N", default_value_t = 1, requires = "replicas")]
     pub(super) seeds: u64,
@@ -60,21 +63,20 @@ impl FleetArgs {
             let natural = replay::offered_load(trace, &options.engine, options.shape.prefill);
             ensure!(natural > 0.0, "--load: all requests of {} arrive at once", path.display());
             let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-            let name = name.split('.').next().unwrap_or("").to_owned();
+            let name = name.split('.').next().unwrap_or("").to_owned() + if self.even { ", even" } else { "" };
+            let evened = self.even.then(|| trace.evened());
+            let trace = evened.as_ref().unwrap_or(trace);
             let wanted = if self.load.is_empty() { vec![natural] } else { self.load.clone() };
-            for load in wanted {
-                ensure!(load > 1e-6 && load < 1e3, "--load must be above 0.000001 and below 1000");
-                let trace = if self.load.is_empty() { trace.clone() } else { trace.faster(load / natural) };
-                let load = (load * 1e3).round() / 1e3;
-                let scene = |policies: &Policies| Scene { name: name.clone(), trace: trace.clone(), load, policies: *policies };
-                scenes.extend(policies.iter().map(scene));
+            ensure!(wanted.iter().all(|load| *load > 1e-6 && *load < 1e3), "--load must be above 0.000001 and below 1000");
+            for policies in policies {
+                scenes.extend(wanted.iter().map(|load| Scene {
+                    name: name.clone(),
+                    trace: if self.load.is_empty() { trace.clone() } else { trace.faster(load / natural) },
+                    load: (load * 1e3).round() / 1e3,
+                    policies: *policies,
+                }));
             }
         }
-        // By trace, policies and load, as one reads it.
-        scenes.sort_by_key(|scene| {
-            let trace = traces.iter().position(|(path, _)| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(&scene.name)));
-            (trace, policies.iter().position(|pair| *pair == scene.policies))
-        });
         Ok(scenes)
     }
 

@@ -2,6 +2,7 @@
 
 mod decode;
 mod engines;
+mod fleets;
 mod runs;
 mod traces;
 

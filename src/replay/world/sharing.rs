@@ -142,7 +142,7 @@ impl World<'_> {
 
     /// The plane takes a message in.
     pub(super) fn at_plane(&mut self, id: usize) {
-        let Fleet { plane, messages, round_trip, .. } = &mut self.sharing;
+        let Fleet { kind, plane, messages, round_trip, .. } = &mut self.sharing;
         let Some(message) = messages.get_mut(&id) else { return };
         let before = plane.version();
         message.answer = if message.claim.is_some() {
@@ -150,8 +150,9 @@ impl World<'_> {
         } else {
             plane.publish(message.gateway, message.seen, &message.shares)
         };
-        let (changed, source, back) = (plane.version() > before, message.gateway, *round_trip / 2);
-        if changed && self.sharing.kind != Sharing::Snapshots {
+        let announce = *kind != Sharing::Snapshots && plane.version() > before;
+        let (source, back) = (message.gateway, *round_trip / 2);
+        if announce {
             let others = (0..self.gateways.len()).filter(|gateway| *gateway != source);
             let news = others.map(|gateway| (gateway, plane.changed(gateway, before))).collect();
             self.sharing.announcements.insert(id, news);
@@ -194,6 +195,13 @@ impl World<'_> {
         let Some(link) = self.sharing.links.get_mut(gateway) else { return };
         let news = link.take_in(answer, own.peers(), selections);
         own.apply(&news, now);
+        self.confirm(gateway);
+    }
+
+    /// The plane is always there: what a gateway has heard still holds.
+    pub(super) fn confirm(&mut self, gateway: usize) {
+        let now = self.now;
+        let Some(own) = self.gateways.get(gateway) else { return };
         if let Some(confirmed) = self.sharing.confirmed.get_mut(gateway).filter(|at| now.since(**at) >= CONFIRM) {
             *confirmed = now;
             own.confirm(now);

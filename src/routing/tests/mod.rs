@@ -3,6 +3,7 @@
 mod bands;
 mod filters;
 pub(super) mod properties;
+mod replicas;
 mod reports;
 mod steps;
 mod stress;
