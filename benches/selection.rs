@@ -121,7 +121,8 @@ fn place(model: &Model, index: &PrefixIndex, hashes: &[u64], knobs: &PdKnobs, se
 fn place_by(model: &Model, index: &PrefixIndex, hashes: &[u64], strategy: Strategy, knobs: &PdKnobs, seed: u64) {
     let affinity = Affinity { address: None, key: Some(b"a session of some length") };
     let facts = RequestFacts { hashes, affinity, prompt_tokens: 3200, prefix_tokens: 3200, ..RequestFacts::default() };
-    let context = Context { now: Tick(2), seed, max_metric_age: Duration::from_secs(3), prefix: index, peers: Peers::ALONE };
+    let context =
+        Context { now: Tick(2), seed, max_metric_age: Duration::from_secs(3), prefix: index, peers: Peers::ALONE };
     black_box(select_and_charge(model, &facts, strategy, knobs, context).unwrap());
 }
 

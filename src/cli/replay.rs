@@ -144,8 +144,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     let set = report.settings.iter().filter(|setting| setting.origin != Origin::Default);
     let set: Vec<(&str, &str)> = set.map(|setting| (setting.name, setting.value.as_str())).collect();
     if !args.fleets.replicas.is_empty() {
-        let traces =
-            args.trace.iter().map(|path| Ok((path.as_path(), read(path)?))).collect::<Result<Vec<_>>>()?;
+        let traces = args.trace.iter().map(|path| Ok((path.as_path(), read(path)?))).collect::<Result<Vec<_>>>()?;
         let compared = args.fleets.compare(&traces, &options, &policies, threads, Bar::new)?;
         print!("{}", replay::comparison_table(&compared));
         return args.json.as_deref().map_or(Ok(()), |path| {

@@ -50,7 +50,10 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
             let bands = earlier.map(|model| Arc::clone(&model.bands)).unwrap_or_default();
             let rate = earlier.map(|model| Arc::clone(&model.rate)).unwrap_or_default();
             let name = Arc::clone(name);
-            (Arc::clone(&name), Arc::new(Model { name, snapshot_version, commit, peers, bands, rate, ..assemble(pods) }))
+            (
+                Arc::clone(&name),
+                Arc::new(Model { name, snapshot_version, commit, peers, bands, rate, ..assemble(pods) }),
+            )
         })
         .collect();
     let mut next = Snapshot::new(snapshot_version, models);

@@ -129,7 +129,8 @@ pub fn compare(
             let (scene, rest) = (job / (per_scene * seeds as usize), job % (per_scene * seeds as usize));
             let Some(scene) = scenes.get(scene) else { return Ok(()) };
             let (fleet, seed) = (rest / seeds as usize, rest as u64 % seeds);
-            let (gateways, sharing) = fleet.checked_sub(1).and_then(|at| fleets.get(at)).copied().unwrap_or((1, Sharing::None));
+            let (gateways, sharing) =
+                fleet.checked_sub(1).and_then(|at| fleets.get(at)).copied().unwrap_or((1, Sharing::None));
             let seed = options.seed.wrapping_add(seed.wrapping_mul(0x51_7c_c1_b7_27_22_0a_95));
             let run = ReplayOptions { gateways, sharing, seed, ..options.clone() };
             let outcome = run_one(&scene.trace, &run, scene.policies, progress)?;

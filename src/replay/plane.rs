@@ -49,12 +49,8 @@ fn charges(old: &Share, new: &Share) -> bool {
 impl Plane {
     /// Of so many pods and gateways, all idle.
     pub(super) fn new(pods: usize, gateways: usize) -> Plane {
-        let idle = PodLedger {
-            shares: vec![Share::ZERO; gateways],
-            sum: Share::ZERO,
-            version: 0,
-            charged: vec![0; gateways],
-        };
+        let idle =
+            PodLedger { shares: vec![Share::ZERO; gateways], sum: Share::ZERO, version: 0, charged: vec![0; gateways] };
         Plane { pods: vec![idle; pods], version: 0 }
     }
 

@@ -34,10 +34,19 @@ pub(super) const PROGRESS_STEP: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Arrive(usize),
-    PrefillEnds { pod: usize, version: u64 },
+    PrefillEnds {
+        pod: usize,
+        version: u64,
+    },
     PrefillTimesOut(usize),
-    Transferred { pod: usize, request: usize },
-    BatchChanges { pod: usize, version: u64 },
+    Transferred {
+        pod: usize,
+        request: usize,
+    },
+    BatchChanges {
+        pod: usize,
+        version: u64,
+    },
     Sample,
     /// A gateway's turn to publish.
     Publish(usize),
@@ -48,7 +57,11 @@ enum Event {
     /// Its answer reaches the gateway.
     Answered(usize),
     /// Other gateways read that a prefill pod gets a request's prefix.
-    PrefixSpreads { gateway: usize, request: usize, prefill: usize },
+    PrefixSpreads {
+        gateway: usize,
+        request: usize,
+        prefill: usize,
+    },
 }
 
 /// Why a request was not answered.

@@ -37,7 +37,8 @@ fn pressure(pod: &Pod, context: Context<'_>, unseen: bool) -> Option<f64> {
     let running = number(signals.running).unwrap_or(0.0);
     if unseen {
         // Between two scrapes a burst would otherwise see the same idle pod again and again.
-        let sent = pod.state.load.total(context.now).in_flight() as f64 + number(Some(signals.foreign_running)).unwrap_or(0.0);
+        let sent =
+            pod.state.load.total(context.now).in_flight() as f64 + number(Some(signals.foreign_running)).unwrap_or(0.0);
         queued += (sent - running - queued).max(0.0);
     }
     if queued == 0.0 {

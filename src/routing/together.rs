@@ -6,9 +6,9 @@
 //! who decide at once, and on the size of that group, which is learned ([`Peers::unseen`]). A lone replica, one whose
 //! peers are asked before anything is committed, and one that never misses a request assume nothing.
 
+use super::Peers;
 use super::least::{Least, least};
 use super::pair::Winner;
-use super::Peers;
 use crate::rng::Rng;
 
 /// The part of a turn by which ranks are spread over a group: the golden ratio puts each next to none of the earlier.
@@ -160,7 +160,9 @@ mod tests {
 
     #[test]
     fn who_is_alone_or_sees_everything_assumes_nothing() {
-        for alone in [Peers::ALONE, peers(0, 0, 9.0), peers(7, 1, 9.0), peers(3, 16, f64::NAN), peers(3, 16, f64::INFINITY)] {
+        for alone in
+            [Peers::ALONE, peers(0, 0, 9.0), peers(7, 1, 9.0), peers(3, 16, f64::NAN), peers(3, 16, f64::INFINITY)]
+        {
             assert_eq!(ahead(alone), 0, "{alone:?}");
         }
         assert!((0..100).all(|rank| ahead(peers(rank, 100, 0.0)) == 0));

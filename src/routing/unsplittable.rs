@@ -29,7 +29,8 @@ pub(super) fn decode_only<'a>(
     }
     let scored = decode::score(&all, &ids, knobs);
     let step = if ahead > 0 { decode::step(&all, &ids, request, knobs) } else { 0.0 };
-    let ((id, score), ties) = together::single(scored.scores.iter().copied().zip(ids.iter().copied()), step, ahead, rng)?;
+    let ((id, score), ties) =
+        together::single(scored.scores.iter().copied().zip(ids.iter().copied()), step, ahead, rng)?;
     let (candidate, facts) = (candidates.get(id)?, all.get(id)?);
     let scores = Scores {
         decode: Some(score),

@@ -67,7 +67,10 @@ impl FleetArgs {
             let evened = self.even.then(|| trace.evened());
             let trace = evened.as_ref().unwrap_or(trace);
             let wanted = if self.load.is_empty() { vec![natural] } else { self.load.clone() };
-            ensure!(wanted.iter().all(|load| *load > 1e-6 && *load < 1e3), "--load must be above 0.000001 and below 1000");
+            ensure!(
+                wanted.iter().all(|load| *load > 1e-6 && *load < 1e3),
+                "--load must be above 0.000001 and below 1000"
+            );
             for policies in policies {
                 scenes.extend(wanted.iter().map(|load| Scene {
                     name: name.clone(),

@@ -80,7 +80,8 @@ fn a_link_passes_on_what_is_new_and_in_scope() {
     peers.join(0, 2);
     let share = Share { running: 1, pending: 2, prefills: 3, ..Share::ZERO };
     let heard = Share { prefills: 0, ..share };
-    let answer = |version, share| super::super::plane::Answer { version, others: vec![(1, share), (9, share)], granted: true };
+    let answer =
+        |version, share| super::super::plane::Answer { version, others: vec![(1, share), (9, share)], granted: true };
     peers.selected();
     assert_eq!(link.take_in(answer(4, share), &peers, peers.selections()), [(1, heard)]);
     assert_eq!((link.seen(), link.take_in(answer(5, share), &peers, 0)), (4, vec![]));
@@ -133,8 +134,7 @@ fn fleets_leave_nothing_behind_and_repeat_themselves() {
 #[test]
 fn claims_schedule_like_one_gateway_and_nothing_shared_does_not() {
     let trace = arrivals(900, 38.0, 5);
-    let scenes =
-        [Scene { name: "arrivals".to_owned(), trace, load: 0.6, policies: TOKENS }];
+    let scenes = [Scene { name: "arrivals".to_owned(), trace, load: 0.6, policies: TOKENS }];
     let fleets = Fleets { replicas: &[4], sharing: &[Sharing::None, Sharing::Paced, Sharing::Claim], seeds: 1 };
     let compared = compare(&scenes, fleets, &fleet_options(1, Sharing::None), 2, &quiet).unwrap();
     let [none, paced, claim] = [0, 1, 2].map(|place: usize| compared[place].multiples());
@@ -147,7 +147,10 @@ fn claims_schedule_like_one_gateway_and_nothing_shared_does_not() {
 #[test]
 fn bursts_are_spread_although_nobody_sees_the_others() {
     let mut rng = Rng::new(6);
-    let rows: Vec<(u64, u64, u64)> = (0..60).flat_map(|burst| (0..10).map(move |_| burst * 2_000)).map(|at| (at, 500 + rng.below(3_000) as u64, 40)).collect();
+    let rows: Vec<(u64, u64, u64)> = (0..60)
+        .flat_map(|burst| (0..10).map(move |_| burst * 2_000))
+        .map(|at| (at, 500 + rng.below(3_000) as u64, 40))
+        .collect();
     let options = ReplayOptions { shape: FleetShape::new(16, 16, None).unwrap(), ..fleet_options(1, Sharing::None) };
     let scenes = [Scene { name: "bursts".to_owned(), trace: trace(&rows), load: 0.1, policies: TOKENS }];
     let fleets = Fleets { replicas: &[10], sharing: &[Sharing::Paced, Sharing::Claim], seeds: 1 };

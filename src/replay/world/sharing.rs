@@ -12,7 +12,7 @@ use crate::load::{PeerCell, Peers, Scope};
 use crate::state::ledger::Pace;
 
 /// A claim that was turned down so often is not made again: its request goes on as if it were paced.
-const MAX_CLAIMS: u32 = 8;
+const MAX_CLAIMS: u32 = 16;
 /// What a gateway has heard is confirmed this often.
 const CONFIRM: Duration = Duration::from_millis(500);
 
@@ -170,7 +170,9 @@ impl World<'_> {
 
     /// An answer has come back.
     pub(super) fn answered(&mut self, id: usize) {
-        let Some(Message { gateway, claim, selections, answer, .. }) = self.sharing.messages.remove(&id) else { return };
+        let Some(Message { gateway, claim, selections, answer, .. }) = self.sharing.messages.remove(&id) else {
+            return;
+        };
         let granted = answer.granted;
         self.hear(gateway, answer, selections);
         match claim {

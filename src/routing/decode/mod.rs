@@ -145,7 +145,8 @@ pub(super) fn step(facts: &[Facts], ids: &[usize], request: &RequestFacts<'_>, k
         // Its estimate falls with the number of requests, so it is nothing to go by.
         DecodePolicy::Conductor => 0.0,
         DecodePolicy::TokenLoad => {
-            let (tokens, open) = remaining().fold((0.0, 0.0), |(tokens, open), facts| (tokens + facts.tokens, open + facts.own));
+            let (tokens, open) =
+                remaining().fold((0.0, 0.0), |(tokens, open), facts| (tokens + facts.tokens, open + facts.own));
             if open > 0.0 { tokens / open } else { request.prompt_tokens as f64 }
         }
     }

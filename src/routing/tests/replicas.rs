@@ -149,11 +149,13 @@ fn replicas_that_decide_at_once_go_different_ways() {
             let model = Builder::new().rolesets(rolesets, pods, pods).build();
             // One pod is idler than the others, so that all would take it.
             let charge = |pod: &Arc<Pod>| {
-                let tokens = [TokenCharge::prefill, TokenCharge::decode].map(|make| make(&pod.state, 10, NOW, Duration::ZERO));
+                let tokens =
+                    [TokenCharge::prefill, TokenCharge::decode].map(|make| make(&pod.state, 10, NOW, Duration::ZERO));
                 (PrefillCharge::open(&pod.state), DecodeCharge::open(&pod.state), tokens)
             };
             let busier = model.pods.iter().filter(|pod| pod.state.slot != model.rolesets[0].prefill[0].state.slot);
-            let _held: Vec<_> = busier.filter(|pod| pod.state.slot != model.rolesets[0].decode[0].state.slot).map(charge).collect();
+            let _held: Vec<_> =
+                busier.filter(|pod| pod.state.slot != model.rolesets[0].decode[0].state.slot).map(charge).collect();
             let picks = |unseen| -> BTreeSet<Option<u32>> {
                 (0..8).map(|rank| pick(&model, &knobs, Peers { rank, count: 8, unseen }, 3).0).collect()
             };
@@ -172,7 +174,11 @@ fn a_replica_that_is_alone_decides_as_ever() {
         for knobs in [PdKnobs::default(), knobs(PrefillPolicy::TokenLoad, DecodePolicy::TokenLoad)] {
             let alone = pick(&model, &knobs, Peers::ALONE, seed);
             assert_eq!(pick(&model, &knobs, Peers { rank: 7, count: 1, unseen: 40.0 }, seed), alone);
-            assert_eq!(pick(&model, &knobs, Peers { rank: 7, count: 9, unseen: 0.0 }, seed), alone, "it misses nothing");
+            assert_eq!(
+                pick(&model, &knobs, Peers { rank: 7, count: 9, unseen: 0.0 }, seed),
+                alone,
+                "it misses nothing"
+            );
         }
     }
 }
