@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Map, Value};
 use tandem::discovery::{PodReader, parse_endpoints, read_documents};
+use tandem::engines::Protocol;
 use tandem::engines::errors::{MAX_MESSAGE_BYTES, error_message};
 use tandem::engines::vllm::{self, Handoff};
 use tandem::fleet::{Engine, ModelConfig};
@@ -39,8 +40,9 @@ pub fn body(data: &[u8]) {
         let answer = format!("{{\"kv_transfer_params\":{HANDOFF}}}");
         for connector in [KvConnector::Shfs, KvConnector::Nixl] {
             let prefill = vllm::prefill_body(&parsed, connector);
-            let (decode, handoff) = vllm::decode_body(&parsed, connector, answer.as_bytes(), "fd00::1").expect("good");
-            assert_eq!(handoff, Handoff::Relayed);
+            let relay = vllm::decode_body(&parsed, connector, answer.as_bytes(), "fd00::1").expect("good");
+            assert_eq!(relay.handoff, Handoff::Relayed);
+            let decode = relay.body;
             // Deeply nested bodies are beyond this parser, not beyond the gateway.
             let (Some(client), Some(prefill), Some(decode)) = (object(&raw), object(&prefill), object(&decode)) else {
                 continue;
@@ -51,7 +53,7 @@ pub fn body(data: &[u8]) {
             }
             let (key, other) = match connector {
                 KvConnector::Shfs => ("kv_transfer_params", "disagg_prefill_resp"),
-                KvConnector::Nixl => ("disagg_prefill_resp", "kv_transfer_params"),
+                _ => ("disagg_prefill_resp", "kv_transfer_params"),
             };
             assert!(decode.contains_key(key) && !decode.contains_key(other));
             if connector == KvConnector::Shfs {
@@ -59,7 +61,7 @@ pub fn body(data: &[u8]) {
                 assert_eq!(prefill[key]["do_remote_decode"], true);
             }
             same_but(&client, &decode, &vllm::HANDOFF_KEYS);
-            let edited = [&vllm::CONTROLLED_KEYS[..], &vllm::HANDOFF_KEYS, &["max_output_tokens"]].concat();
+            let edited = [Protocol::VllmShfs.controlled_keys(), &vllm::HANDOFF_KEYS, &["max_output_tokens"]].concat();
             same_but(&client, &prefill, &edited);
         }
         if let (Some(client), Some(plain)) = (object(&raw), object(&plain)) {
@@ -110,7 +112,8 @@ pub fn handoff(data: &[u8]) {
         Bytes::from_static(br#"{"model":"m","prompt":"x","kv_transfer_params":{"a":1},"seed":9007199254740993}"#);
     let parsed = ParsedBody::parse(Endpoint::Completions, None, client).expect("a good body");
     for connector in [KvConnector::Shfs, KvConnector::Nixl] {
-        let Ok((decode, handoff)) = vllm::decode_body(&parsed, connector, data, "10.0.0.1") else { continue };
+        let Ok(relay) = vllm::decode_body(&parsed, connector, data, "10.0.0.1") else { continue };
+        let (decode, handoff) = (relay.body, relay.handoff);
         let text = std::str::from_utf8(&decode).expect("text");
         assert!(text.contains("\"seed\":9007199254740993"), "{text}");
         let Some(object) = object(&decode) else { continue };

@@ -114,6 +114,10 @@ local function write(epoch, pods, shares, values, member, version, second, autho
   end
   redis.call('HSET', unpack(fields))
   redis.call('ZADD', unpack(scores))
+  if version == 0 then
+    -- The first change of an epoch makes this key.
+    redis.call('PEXPIRE', KEYS[4], TTL)
+  end
   if loud then
     redis.call(announce, KEYS[5],
       epoch .. pack('<I8', to) .. member .. (next <= 2 * ANNOUNCED and table.concat(news) or ''))

@@ -122,11 +122,12 @@ end
 
 if renew then
   renew_ttl()
-  -- A few pods that nobody has worked on for a minute leave, at another place each time.
-  local size = redis.call('ZCARD', KEYS[4])
+  -- A few pods that nobody has worked on for a minute leave, at another place each time. The last one stays, and with it
+  -- the key and its TTL.
+  local size = redis.call('ZCARD', KEYS[4]) - 1
   if size > 0 then
     local from = time % size
-    local old = redis.call('ZRANGE', KEYS[4], from, from + 7)
+    local old = redis.call('ZRANGE', KEYS[4], from, math.min(from + 7, size - 1))
     local found = redis.call('HMGET', KEYS[3], unpack(old))
     local gone = {}
     for i = 1, #old do

@@ -123,7 +123,8 @@ impl Gateway {
         };
 
         let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
-        let world = Arc::new(World::new(Arc::clone(&knobs), Arc::clone(&fleet), Arc::clone(&metrics), hash_seed));
+        let world = World::new(Arc::clone(&knobs), Arc::clone(&fleet), Arc::clone(&metrics), hash_seed);
+        let world = Arc::new(world.at_epoch_ms(clock.epoch_ms()));
         let prefix = Arc::clone(&world.prefix);
         let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
         let readiness = Arc::new(Readiness::default());

@@ -54,6 +54,12 @@ impl Clock {
         self.origin + tick.since(Tick(1_000_000_000))
     }
 
+    /// The wall-clock time of tick zero, milliseconds since the Unix epoch.
+    pub fn epoch_ms(&self) -> u64 {
+        let since = self.wall_at(Tick(0)).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX).saturating_sub(1000)
+    }
+
     /// The wall-clock time at `tick`, for logs and traces.
     pub fn wall_at(&self, tick: Tick) -> SystemTime {
         self.wall_origin + tick.since(Tick(1_000_000_000))

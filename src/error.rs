@@ -55,10 +55,9 @@ pub enum Reason {
     RateLimited,
     /// No target could be selected: an incomplete roleset, no matching bucket.
     SelectionFailed,
-    /// The request cannot be disaggregated: duplicate controlled keys, a body that is no object.
+    /// The request cannot be disaggregated: duplicate controlled keys, or a field that needs a pod which serves requests
+    /// whole where there is none.
     InvalidPdRequest,
-    /// The pods' engine has no PD support here.
-    EngineUnsupported,
     /// The prefill pod answered 4xx: its status and message are passed on.
     PrefillRejected,
     /// The prefill leg failed: transport, timeout, 5xx, unusable answer.
@@ -68,6 +67,8 @@ pub enum Reason {
     /// The decode pod could not be reached or broke off before its response headers (HTTP front only; behind Envoy
     /// this is Envoy's own answer).
     DecodeFailed,
+    /// The decode pod did not answer in time.
+    DecodeTimeout,
     /// A limit of this replica is reached: streams or buffered bytes.
     Overloaded,
     /// This replica is shutting down.
@@ -95,11 +96,11 @@ impl Reason {
         Reason::RateLimited,
         Reason::SelectionFailed,
         Reason::InvalidPdRequest,
-        Reason::EngineUnsupported,
         Reason::PrefillRejected,
         Reason::PrefillFailed,
         Reason::HandoffInvalid,
         Reason::DecodeFailed,
+        Reason::DecodeTimeout,
         Reason::Overloaded,
         Reason::ShuttingDown,
         Reason::Internal,
@@ -125,12 +126,12 @@ impl Reason {
             Reason::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Reason::NoRoutablePods
             | Reason::SelectionFailed
-            | Reason::EngineUnsupported
             | Reason::PrefillFailed
             | Reason::DecodeFailed
             | Reason::Overloaded
             | Reason::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Reason::HandoffInvalid => StatusCode::BAD_GATEWAY,
+            Reason::DecodeTimeout => StatusCode::GATEWAY_TIMEOUT,
             Reason::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -153,8 +154,10 @@ impl Reason {
             | Reason::RateLimited
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => Blame::Client,
-            Reason::NoRoutablePods | Reason::SelectionFailed | Reason::EngineUnsupported => Blame::Fleet,
-            Reason::PrefillFailed | Reason::HandoffInvalid | Reason::DecodeFailed => Blame::Engine,
+            Reason::NoRoutablePods | Reason::SelectionFailed => Blame::Fleet,
+            Reason::PrefillFailed | Reason::HandoffInvalid | Reason::DecodeFailed | Reason::DecodeTimeout => {
+                Blame::Engine
+            }
             Reason::Overloaded | Reason::ShuttingDown | Reason::Internal => Blame::Gateway,
         }
     }
@@ -174,12 +177,10 @@ impl Reason {
             Reason::NoRoutablePods => &["x-error-no-model-backends"],
             Reason::BadStrategy => &["x-error-routing", "x-error-invalid-routing-strategy"],
             Reason::RateLimited => &["x-error-model-rps-exceeded"],
-            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => {
-                &["x-error-routing"]
-            }
+            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest => &["x-error-routing"],
             Reason::PrefillRejected | Reason::PrefillFailed => &["x-error-pd-prefill"],
             Reason::HandoffInvalid => &["x-error-pd-prefill", "x-error-routing"],
-            Reason::DecodeFailed => &["x-error-pd-decode"],
+            Reason::DecodeFailed | Reason::DecodeTimeout => &["x-error-pd-decode"],
             Reason::InvalidApiKey
             | Reason::ModelUnknown
             | Reason::Overloaded
@@ -194,11 +195,9 @@ impl Reason {
             Reason::InvalidApiKey => Some("invalid_api_key"),
             Reason::ModelUnknown => Some("model_not_found"),
             Reason::RateLimited => Some("rate_limit_exceeded"),
-            Reason::NoRoutablePods
-            | Reason::SelectionFailed
-            | Reason::EngineUnsupported
-            | Reason::Overloaded
-            | Reason::ShuttingDown => Some("service_unavailable"),
+            Reason::NoRoutablePods | Reason::SelectionFailed | Reason::Overloaded | Reason::ShuttingDown => {
+                Some("service_unavailable")
+            }
             _ => None,
         }
     }
@@ -218,12 +217,11 @@ impl Reason {
             Reason::ModelUnknown | Reason::NoRoutablePods => "x-error-no-model-backends_fail",
             Reason::BadStrategy => "x-error-invalid-routing-strategy_fail",
             Reason::RateLimited => "x-error-model-rps-exceeded_fail",
-            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest | Reason::EngineUnsupported => {
-                "x-error-routing_fail"
-            }
+            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest => "x-error-routing_fail",
             Reason::PrefillRejected => "pd_prefill_rejected",
             Reason::PrefillFailed | Reason::HandoffInvalid => "pd_prefill_failure",
             Reason::DecodeFailed => "pd_decode_failure",
+            Reason::DecodeTimeout => "pd_decode_watchdog",
             Reason::Overloaded => "overloaded",
             Reason::ShuttingDown => "aibrix_gateway_server_shutdown",
             Reason::Internal => "internal",

@@ -52,7 +52,7 @@ pub(crate) async fn answer(core: &Core, head: &Parts) -> Response<Full<Bytes>> {
 async fn query(core: &Core, head: &Parts) -> Response<Full<Bytes>> {
     let seq = core.records.begin(head);
     core.changed();
-    let fault = core.faults.take("/query");
+    let fault = core.faults.take("/query", &head.headers);
     if let Some(fault) = &fault {
         ambient::pause(fault.head_delay).await;
     }

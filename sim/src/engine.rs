@@ -66,7 +66,12 @@ impl Engine {
 
     /// Requests so far whose path starts with `path`.
     pub fn records_for(&self, path: &str) -> Vec<Record> {
-        self.records().into_iter().filter(|record| record.path.starts_with(path)).collect()
+        self.records_where(|record| record.path.starts_with(path))
+    }
+
+    /// Requests so far that satisfy `condition`, oldest first. Only these are copied.
+    pub fn records_where(&self, condition: impl Fn(&Record) -> bool) -> Vec<Record> {
+        self.core.records.matching(condition)
     }
 
     /// Forgets all records; numbers go on.

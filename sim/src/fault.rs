@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
@@ -53,6 +54,8 @@ pub struct Scripted {
 pub struct Fault {
     /// Prefix of the request paths it applies to.
     pub path: String,
+    /// A header, name in lower case and value, that requests must carry for it to apply.
+    pub header: Option<(String, String)>,
     /// Matching requests it applies to; `None` means all.
     pub times: Option<u32>,
     /// Matching requests that it lets through first.
@@ -71,6 +74,8 @@ pub struct Fault {
     pub ends_at_once: bool,
     /// An answer word for word.
     pub answer: Option<Scripted>,
+    /// The scripted answer is given when the request has been worked on, in place of the real one (a stream is not run).
+    pub after_work: bool,
     /// JSON that stands in a prefill answer as `kv_transfer_params`; nothing is pinned.
     pub kv_transfer_params: Option<Box<RawValue>>,
     /// A JSON object whose members are added to the real `kv_transfer_params` and replace members of the same name.
@@ -108,6 +113,7 @@ impl Fault {
     pub fn on(path: &str) -> Fault {
         Fault {
             path: path.to_owned(),
+            header: None,
             times: Some(1),
             skip: 0,
             head_delay: Duration::ZERO,
@@ -116,6 +122,7 @@ impl Fault {
             crash: false,
             ends_at_once: false,
             answer: None,
+            after_work: false,
             kv_transfer_params: None,
             kv_transfer_params_extra: None,
             cut_before_head: None,
@@ -128,6 +135,13 @@ impl Fault {
             close_connection: false,
             idle_close: None,
         }
+    }
+
+    /// Applies only to requests that carry this header: tests that share an engine do not disturb one another.
+    #[must_use]
+    pub fn header(mut self, name: &str, value: &str) -> Fault {
+        self.header = Some((name.to_ascii_lowercase(), value.to_owned()));
+        self
     }
 
     /// Applies to `count` requests.
@@ -176,6 +190,13 @@ impl Fault {
     pub fn wrong_types(self) -> Fault {
         let body = r#"{"id":7,"choices":"none","usage":[],"kv_transfer_params":"oops","prompt_token_ids":{}}"#;
         self.answer(200, "application/json", body)
+    }
+
+    /// Gives the scripted answer only when the request has been worked on.
+    #[must_use]
+    pub fn after_work(mut self) -> Fault {
+        self.after_work = true;
+        self
     }
 
     /// Never answers.
@@ -324,11 +345,14 @@ impl Faults {
     }
 
     /// The fault for a request to `path`: the first that matches and has nothing more to skip.
-    pub fn take(&self, path: &str) -> Option<Fault> {
+    pub fn take(&self, path: &str, headers: &HeaderMap) -> Option<Fault> {
         let mut list = self.lock();
         let mut found = None;
         for (place, fault) in list.iter_mut().enumerate() {
-            if !path.starts_with(&fault.path) {
+            let wanted = |(name, value): &(String, String)| {
+                headers.get(name.as_str()).is_some_and(|given| given.as_bytes() == value.as_bytes())
+            };
+            if !path.starts_with(&fault.path) || !fault.header.as_ref().is_none_or(wanted) {
                 continue;
             }
             if fault.skip > 0 {
@@ -384,22 +408,36 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_fault_may_be_for_the_requests_of_one_test() {
+        let faults = Faults::default();
+        assert!(faults.add(Fault::on("/v1").header("X-Cell", "7").hang(), 9));
+        let headers = |value| HeaderMap::from_iter([(http::HeaderName::from_static("x-cell"), value)]);
+        let seven = headers(http::HeaderValue::from_static("7"));
+        assert!(faults.take("/v1/models", &HeaderMap::new()).is_none());
+        assert!(faults.take("/v1/models", &headers(http::HeaderValue::from_static("77"))).is_none());
+        assert!(faults.take("/health", &seven).is_none());
+        assert!(faults.take("/v1/models", &seven).is_some_and(|fault| fault.hang));
+        assert!(faults.take("/v1/models", &seven).is_none(), "once");
+    }
+
+    #[test]
     fn faults_apply_in_order_and_run_out() {
         let faults = Faults::default();
         assert!(faults.add(Fault::on("/v1/chat").answer(500, "text/plain", "a").times(2).skip(1), 9));
         assert!(faults.add(Fault::on("/v1").answer(501, "text/plain", "b"), 9));
         assert!(faults.add(Fault::on("/metrics").omit_done().always(), 3));
         assert!(!faults.add(Fault::on("/"), 3), "the book is full");
-        let status = |path| faults.take(path).and_then(|fault| fault.answer).map(|answer| answer.status);
+        let status =
+            |path| faults.take(path, &HeaderMap::new()).and_then(|fault| fault.answer).map(|answer| answer.status);
         assert_eq!(status("/v1/chat/completions"), Some(501), "skipped by the first, taken by the second");
         assert_eq!(status("/v1/completions"), None);
         assert_eq!(status("/v1/chat/completions"), Some(500));
         assert_eq!(status("/v1/chat/completions"), Some(500));
         assert_eq!(status("/v1/chat/completions"), None);
-        assert!(faults.take("/metrics").is_some_and(|fault| fault.omit_done));
-        assert!(faults.take("/metrics").is_some());
+        assert!(faults.take("/metrics", &HeaderMap::new()).is_some_and(|fault| fault.omit_done));
+        assert!(faults.take("/metrics", &HeaderMap::new()).is_some());
         faults.clear();
-        assert!(faults.take("/metrics").is_none());
+        assert!(faults.take("/metrics", &HeaderMap::new()).is_none());
     }
 
     #[test]

@@ -189,7 +189,12 @@ impl Records {
     }
 
     pub fn all(&self) -> Vec<Record> {
-        self.lock().records.iter().cloned().collect()
+        self.matching(|_| true)
+    }
+
+    /// Those that satisfy `condition`.
+    pub fn matching(&self, condition: impl Fn(&Record) -> bool) -> Vec<Record> {
+        self.lock().records.iter().filter(|record| condition(record)).cloned().collect()
     }
 
     pub fn clear(&self) {

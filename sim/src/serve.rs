@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, HeaderName, HeaderValue, SERVER, VARY};
+use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -59,24 +60,34 @@ pub(crate) async fn handle(core: Arc<Core>, conn: Arc<Conn>, request: Request<In
         let reply = control::answer(&core, &head.method, &path, &body);
         return respond(&asked, served, reply, None);
     }
-    let fault = core.faults.take(&path);
+    let fault = core.faults.take(&path, &head.headers);
     if inference {
         core.gate.pass().await;
     }
     if let Some(fault) = &fault {
         prepare(&core, &conn, fault).await;
     }
-    let reply = if let Some(scripted) = fault.as_ref().and_then(|fault| fault.answer.clone()) {
-        word_for_word(scripted)
-    } else {
-        let (seq, fault) = (seq.unwrap_or_default(), fault.as_ref());
-        match dialect {
-            Dialect::Vllm => vllm::answer(&core, &head, &body, seq, fault).await,
-            Dialect::Sglang => sglang::answer(&core, &head, &body, seq, fault).await,
-            Dialect::Trtllm => trtllm::answer(&core, &head, &body, seq, fault).await,
+    let scripted = fault.as_ref().and_then(|fault| fault.answer.clone());
+    let reply = match scripted {
+        Some(scripted) => {
+            if fault.as_ref().is_some_and(|fault| fault.after_work) {
+                work(&core, &head, &body, seq, fault.as_ref()).await;
+            }
+            word_for_word(scripted)
         }
+        None => work(&core, &head, &body, seq, fault.as_ref()).await,
     };
     respond(&asked, served, reply, fault)
+}
+
+/// What the engine itself answers.
+async fn work(core: &Arc<Core>, head: &Parts, body: &[u8], seq: Option<u64>, fault: Option<&Fault>) -> Reply {
+    let seq = seq.unwrap_or_default();
+    match core.config.dialect {
+        Dialect::Vllm => vllm::answer(core, head, body, seq, fault).await,
+        Dialect::Sglang => sglang::answer(core, head, body, seq, fault).await,
+        Dialect::Trtllm => trtllm::answer(core, head, body, seq, fault).await,
+    }
 }
 
 fn is_inference(dialect: Dialect, path: &str) -> bool {

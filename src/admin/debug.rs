@@ -10,6 +10,7 @@ use super::AdminState;
 use crate::bands::ProfilePlan;
 use crate::clock::Tick;
 use crate::fleet::{Model, Pod, Role, Roleset};
+use crate::load::HealthView;
 
 pub(super) async fn fleet(State(state): State<AdminState>) -> Json<Value> {
     let snapshot = state.fleet.load();
@@ -54,6 +55,33 @@ fn show_model(model: &Model, now: Tick, state: &AdminState) -> Value {
         "config_disagreements": model.config_disagreements,
         "config_differing_pods": model.config_differing.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "pods": pods,
+        "failing_pairs": show_pairs(model, now),
+    })
+}
+
+/// The pairs that have failed and have not made up for it.
+fn show_pairs(model: &Model, now: Tick) -> Vec<Value> {
+    let name = |slot: u32| {
+        let pod = model.pods.iter().find(|pod| pod.state.slot == slot);
+        pod.map_or_else(|| format!("gone (slot {slot})"), |pod| pod.spec.key.to_string())
+    };
+    let pairs = model.pairs.list(now);
+    pairs
+        .iter()
+        .map(|pair| {
+            let health = show_health(pair.health);
+            json!({"prefill": name(pair.prefill), "decode": name(pair.decode), "health": health})
+        })
+        .collect()
+}
+
+/// `ejected_for_s` is null for who is not ejected, and 0 for one that waits for its probe, or for the probe's verdict.
+fn show_health(health: HealthView) -> Value {
+    json!({
+        "consecutive_failures": health.failures,
+        "ejected_for_s": health.ejected_for.map(|left| left.as_secs_f64()),
+        "ejections_in_a_row": health.streak,
+        "probing": health.probing,
     })
 }
 
@@ -112,6 +140,7 @@ fn show_pod(pod: &Pod, now: Tick, state: &AdminState) -> Value {
             "decodes_running": load.running,
             "completed": load.completed,
         },
+        "health": show_health(pod.state.health.view(now)),
         "signals": {
             "age_ms": signals.at.map(|at| now.since(at).as_secs_f64() * 1000.0),
             "fresh": signals.fresh(now, state.max_metric_age),

@@ -65,6 +65,7 @@ fn show_decision(decision: &Decision, names: &Names) -> Value {
         "policies": decision.policies.map(|(prefill, decode)| json!({"prefill": prefill.name(), "decode": decode.name()})),
         "target": target,
         "steps": decision.steps(),
+        "ejections_ignored": decision.ejections_ignored,
         "band": decision.band.as_ref().map(|band| json!({"roleset": &*band.roleset, "applied": band.applied})),
         "candidates": {"prefill": decision.candidates.0, "decode": decision.candidates.1},
         "scores": {

@@ -119,6 +119,8 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
                 name: Arc::clone(&model.name),
                 replicas: model.routable.len(),
                 config_disagreements: model.config_disagreements,
+                ejected_pods: model.pods.iter().filter(|pod| pod.state.health.ejected()).count(),
+                ejected_pairs: model.pairs.ejected(),
             })
             .collect(),
     }

@@ -11,7 +11,7 @@ use hyper_util::service::TowerToHyperService;
 use super::*;
 use crate::fleet::{Engine, Model, PartialRoleset, Pod, PodKey, PodSpec, PodState, Role, Roleset, Signals};
 use crate::knobs::{Origin, Setting};
-use crate::load::{Commit, DecodeCharge, PrefillCharge};
+use crate::load::{Commit, DecodeCharge, EjectionPolicy, PrefillCharge, Verdicts};
 use crate::routing::{
     BandUse, Considered, Decision, DecisionRecord, Explanation, FastPaths, Fate, PromptLength, RoutingError, Scores,
     Target, Terms, TokenCost,
@@ -87,6 +87,16 @@ fn with_fleet(pods: Vec<Arc<Pod>>) -> AdminState {
     let models = HashMap::from([("llama".into(), Arc::new(model(pods)))]);
     state.fleet.store(Snapshot::new(3, models));
     state
+}
+
+/// A request on these two fails, by fault of the decode pod and of the way between them, which ejects both for 10 s.
+fn fail(state: &AdminState, prefill: &Pod, decode: &Pod) {
+    let verdicts =
+        Verdicts { decode: crate::load::Report::Failure, pair: crate::load::Report::Failure, ..Verdicts::default() };
+    let policy = EjectionPolicy { failures: 1, ..EjectionPolicy::default() };
+    let snapshot = state.fleet.load();
+    let pairs = &snapshot.model("llama").unwrap().pairs;
+    pairs.report(Some(&prefill.state), &decode.state, verdicts, &policy, state.clock.now(), 0);
 }
 
 async fn call(state: &AdminState, method: Method, path: &str) -> (StatusCode, HeaderMap, String) {
@@ -166,6 +176,7 @@ async fn metrics_reflect_the_cells_of_the_moment() {
     state.report = Arc::new(Report { config_errors: 1, ..Report::default() });
     state.problems = Arc::new(|| vec!["one".into()]);
     state.before_metrics = Arc::new(|metrics| metrics.set_buffered_bytes(77));
+    fail(&state, &prefill, &decode);
     let charge = PrefillCharge::open(&prefill.state);
     let mut running = DecodeCharge::open(&decode.state);
     running.hand_over();
@@ -179,6 +190,9 @@ async fn metrics_reflect_the_cells_of_the_moment() {
         "tandem_pod_decode_pending{namespace=\"ns\",pod_name=\"d\"} 1",
         "model_replicas{model=\"llama\"} 2",
         "tandem_config_disagreements{model=\"llama\"} 2",
+        "tandem_ejected{model=\"llama\",scope=\"pod\"} 1",
+        "tandem_ejected{model=\"llama\",scope=\"pair\"} 1",
+        "tandem_ejections_total{scope=\"pair\"} 0",
         "tandem_snapshot_version 3",
         "tandem_config_errors 2",
         "tandem_buffered_bytes 77",
@@ -202,6 +216,7 @@ async fn the_fleet_page_shows_what_routing_sees() {
         Signals { at: Some(state.clock.now()), running: Some(4.0), kv_usage: Some(f64::NAN), ..Signals::unknown() };
     decode.state.signals.store(Arc::new(signals));
     let _charge = DecodeCharge::open(&decode.state);
+    fail(&state, &prefill, &decode);
     tokio::time::advance(Duration::from_millis(3001)).await;
     let (status, page) = get_json(&state, "/debug/fleet").await;
     assert_eq!((status, &page["snapshot_version"]), (StatusCode::OK, &json!(3)));
@@ -221,6 +236,11 @@ async fn the_fleet_page_shows_what_routing_sees() {
     assert_eq!(decode["signals"]["kv_usage"], json!(null));
     assert_eq!(decode["signals"]["age_ms"], 3001.0);
     assert_eq!(decode["signals"]["fresh"], false);
+    let well = json!({"consecutive_failures": 0, "ejected_for_s": null, "ejections_in_a_row": 0, "probing": false});
+    let ejected = json!({"consecutive_failures": 1, "ejected_for_s": 6.999, "ejections_in_a_row": 1, "probing": false});
+    assert_eq!((&decode["health"], &pods[0]["health"]), (&ejected, &well));
+    // The pods of this test share a slot, so both have the first one's name.
+    assert_eq!(llama["failing_pairs"], json!([{"prefill": "ns/p", "decode": "ns/p", "health": ejected}]));
     assert_eq!(page["config"]["settings"][0]["value"], "[secret]");
 }
 
@@ -252,6 +272,7 @@ async fn decisions_are_shown_with_their_numbers() {
         scores: Scores { total: Some(0.75), ..Scores::default() },
         missing: crate::routing::MissingSignals::default(),
         tokens: TokenCost { prefill: Some(3600), decode: None },
+        ejections_ignored: false,
         explanation: Explanation {
             prefills: vec![considered(1, prefill), considered(99, prefill)],
             ..Explanation::default()

@@ -427,11 +427,8 @@ impl Problems {
         match text?.trim().to_ascii_lowercase().as_str() {
             "shfs" => Some(KvConnector::Shfs),
             "nixl" => Some(KvConnector::Nixl),
+            "mooncake" => Some(KvConnector::Mooncake),
             "" => None,
-            "mooncake" => {
-                self.add(format_args!("{KV_CONNECTOR} mooncake is not supported yet; the gateway's setting is used"));
-                None
-            }
             other => {
                 self.add(format_args!("{KV_CONNECTOR} {other:?} is unknown; the gateway's setting is used"));
                 None

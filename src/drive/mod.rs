@@ -4,6 +4,7 @@
 //! prompt, the end of a shutdown. A message that already waits is taken first, so nothing is lost. When the task
 //! ends, for whatever reason, the prefill leg is dropped with it, and with the leg its connection.
 
+mod abort;
 mod peer;
 mod trace;
 
@@ -23,9 +24,10 @@ pub use peer::{Incoming, Peer};
 
 use crate::clock::Clock;
 use crate::engines::leg::{EngineClient, LegOutcome, LegRequest};
+use crate::engines::lookup::{LookedUp, LookupError, Lookups};
 use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
-use crate::telemetry::{Tracer, request_id};
+use crate::telemetry::{PrefillLeg, Tracer, request_id};
 use trace::Spans;
 
 /// Runs exchanges.
@@ -33,6 +35,7 @@ use trace::Spans;
 pub struct Driver {
     world: Arc<World>,
     client: EngineClient,
+    lookups: Arc<Lookups>,
     clock: Clock,
     seeds: Seeds,
     tracer: Tracer,
@@ -67,6 +70,14 @@ async fn arrived<T>(pending: &mut Pending<T>) -> T {
     }
 }
 
+/// Waits until then; for ever without a time.
+async fn until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Driver {
     /// A driver whose tasks run in `tasks` and end by `stops`.
     pub fn new(
@@ -77,7 +88,9 @@ impl Driver {
         tasks: TaskTracker,
         stops: Stops,
     ) -> Driver {
-        Driver { world, client: EngineClient::new(), clock, seeds, tracer, tasks, stops }
+        let client = EngineClient::new();
+        let lookups = Arc::new(Lookups::new(client.clone(), tasks.clone()));
+        Driver { world, client, lookups, clock, seeds, tracer, tasks, stops }
     }
 
     /// What exchanges share.
@@ -109,11 +122,13 @@ impl Driver {
         let mut spans = Spans::default();
         let mut prefill: Pending<LegOutcome> = None;
         let mut prepare: Pending<Prepared> = None;
+        let mut lookup: Pending<Result<Arc<LookedUp>, LookupError>> = None;
         let mut delivery: Option<BoxFuture<'static, ()>> = None;
         let mut effects = Vec::with_capacity(4);
         // A token of its own: thousands of tasks that look at one would share its lock.
         let cut = self.stops.cut.child_token();
         while !exchange.ended() {
+            let deadline = exchange.deadline().map(|at| self.clock.instant_at(at));
             let incoming = tokio::select! {
                 biased;
                 // First, so that a peer that always has something to say cannot put it off.
@@ -121,6 +136,8 @@ impl Driver {
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
+                found = arrived(&mut lookup) => Incoming::Event(Event::LookedUp(found)),
+                () = until(deadline) => Incoming::Event(Event::Timer),
                 () = self.stops.idle.cancelled(), if !exchange.begun() => Incoming::Event(Event::Shutdown),
             };
             let event = match incoming {
@@ -154,7 +171,13 @@ impl Driver {
                         let client = self.client.clone();
                         prefill = Some(Box::pin(async move { client.prefill(*call).await }));
                     }
+                    Effect::LookUp(call) => {
+                        let (lookups, clock) = (Arc::clone(&self.lookups), self.clock);
+                        lookup = Some(Box::pin(async move { lookups.get(call.key, call.kind, clock.now()).await }));
+                    }
                     Effect::CancelPrefill => prefill = None,
+                    Effect::DetachPrefill(leg) => self.detach(prefill.take(), *leg),
+                    Effect::Abort(plan) => self.abort(*plan),
                     Effect::Deliver(call) => delivery = Some(self.deliver(*call).boxed()),
                     Effect::Route(mut plan) => {
                         let add = spans.hand_over(exchange.record(), plan.address.as_deref());
@@ -174,6 +197,17 @@ impl Driver {
         if let Some(delivery) = delivery.or_else(|| peer.undelivered()) {
             unless_cut(&cut, delivery).await;
         }
+    }
+
+    /// Lets a prefill leg that nobody waits for go on to its end, which the call bounds; its outcome only counts.
+    fn detach(&self, leg: Pending<LegOutcome>, counted: PrefillLeg) {
+        let (Some(leg), cut) = (leg, self.stops.cut.child_token()) else { return };
+        self.tasks.spawn(async move {
+            tokio::select! {
+                outcome = leg => counted.finish(outcome.metric_outcome()),
+                () = cut.cancelled() => {}
+            }
+        });
     }
 
     /// Sends a request that nobody waits for and hangs up as soon as the pod answers, or after the call's time.

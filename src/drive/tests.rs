@@ -75,14 +75,14 @@ impl Peer for LeavesBetweenTheLegs {
     async fn crashed(&mut self) {}
 }
 
-fn manifests(pods: &[(&str, &Engine)]) -> String {
+fn manifests(pods: &[(&str, &Engine)], label: &str) -> String {
     let mut text = String::new();
     for (role, engine) in pods {
         let (ip, port) = (engine.address().ip(), engine.address().port());
         let _ = write!(
             text,
             "---\nmetadata:\n  name: {role}\n  labels: {{model.aibrix.ai/name: m, model.aibrix.ai/port: \"{port}\", \
-             role-name: {role}, roleset-name: r}}\nstatus: {{podIP: {ip}}}\n"
+             model.aibrix.ai/engine: {label}, role-name: {role}, roleset-name: r}}\nstatus: {{podIP: {ip}}}\n"
         );
     }
     text
@@ -90,11 +90,24 @@ fn manifests(pods: &[(&str, &Engine)]) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn interop_15b_the_decode_engine_gets_the_request_and_then_a_hang_up() {
-    let prefill = tandem_sim::start(EngineConfig::prefill("m")).await.unwrap();
-    let decode = tandem_sim::start(EngineConfig::decode("m")).await.unwrap();
+    let decode = leave_between_the_legs("vllm", |config| config).await;
+    assert_eq!(decode["kv_transfer_params"]["remote_host"], "127.0.0.1");
+}
+
+/// The same for a context worker, which holds its blocks for a minute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn interop_trtllm_the_generation_worker_gets_the_request_and_then_a_hang_up() {
+    let generation = leave_between_the_legs("trtllm", EngineConfig::trtllm).await;
+    assert_eq!(generation["disaggregated_params"]["request_type"], "generation_only");
+}
+
+/// The request that the decode engine saw; nothing is held any more.
+async fn leave_between_the_legs(engine: &str, dialect: fn(EngineConfig) -> EngineConfig) -> serde_json::Value {
+    let prefill = tandem_sim::start(dialect(EngineConfig::prefill("m"))).await.unwrap();
+    let decode = tandem_sim::start(dialect(EngineConfig::decode("m"))).await.unwrap();
     let (knobs, _) = Knobs::read(&Nothing).unwrap();
     let mut reader = PodReader::new(Arc::clone(&knobs.pd));
-    let documents = read_documents(&manifests(&[("prefill", &prefill), ("decode", &decode)]));
+    let documents = read_documents(&manifests(&[("prefill", &prefill), ("decode", &decode)], engine));
     let specs: Vec<_> = documents.pods.iter().filter_map(|pod| reader.read(pod).spec).collect();
     let fleet = Fleet::default();
     fleet.store(build(&Snapshot::default(), &specs, &mut 0));
@@ -111,7 +124,6 @@ async fn interop_15b_the_decode_engine_gets_the_request_and_then_a_hang_up() {
     tokio::time::timeout(Duration::from_secs(20), ended).await.expect("the decode engine saw the request");
     let records = decode.records();
     assert_eq!(records.len(), 1);
-    assert_eq!(records[0].json()["kv_transfer_params"]["remote_host"], "127.0.0.1");
     assert_eq!(prefill.stats().pinned_requests, 0, "the prefill engine still holds blocks");
     assert!(decode.violations().is_empty() && prefill.violations().is_empty());
     for pod in world.fleet.load().pods() {
@@ -119,4 +131,5 @@ async fn interop_15b_the_decode_engine_gets_the_request_and_then_a_hang_up() {
         assert_eq!((load.prefills, load.pending, load.running), (0, 0, 0));
     }
     assert_eq!((world.buffered.used(), world.streams.used()), (0, 0));
+    records[0].json()
 }

@@ -33,10 +33,17 @@ pub enum LegOutcome {
         class: LegFailure,
         /// For the log and, shortened, for the client. Names no address.
         detail: String,
+        /// Whether the pod may have read something of the call: `false` only when there never was a connection.
+        sent: bool,
     },
 }
 
 impl LegOutcome {
+    /// There never was a connection, so that the pod knows nothing of the call.
+    pub fn never_sent(&self) -> bool {
+        matches!(self, LegOutcome::Failed { sent: false, .. })
+    }
+
     /// The class of a failed leg. An answer of 200 that got here could not be used.
     pub fn failure_class(&self) -> LegFailure {
         match self {
@@ -81,7 +88,7 @@ pub struct LegRequest {
 /// any usual server (gunicorn: 2 s, uvicorn: 5 s) and only serves pods that are busy; to the others, connecting is cheap.
 const POOL_IDLE: Duration = Duration::from_millis(500);
 /// A pod that does not even accept a connection for this long is not there.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle connections kept for one pod.
 const POOL_PER_HOST: usize = 64;
 
@@ -119,41 +126,58 @@ impl EngineClient {
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<http::Response<hyper::body::Incoming>, LegError> {
-        let request = build(address, path, headers, body)?;
+        let request = build(Method::POST, address, path, headers, body)?;
         self.client.request(request).await.map_err(|error| LegError::from_client(&error))
     }
 
     /// Makes a prefill call.
     pub async fn prefill(&self, call: LegRequest) -> LegOutcome {
-        let timeout = call.timeout;
-        match tokio::time::timeout(timeout, self.exchange(call)).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(error)) => LegOutcome::Failed { class: error.class, detail: error.detail },
-            Err(_) => LegOutcome::Failed {
-                class: LegFailure::Timeout,
-                detail: format!("no answer within {} s", timeout.as_secs_f64()),
-            },
-        }
+        let LegRequest { address, path, headers, body, timeout, max_answer_bytes } = call;
+        let response = self.post(&address, &path, headers, body);
+        outcome(response, timeout, max_answer_bytes).await
     }
 
-    async fn exchange(&self, call: LegRequest) -> Result<LegOutcome, LegError> {
-        let response = self.post(&call.address, &call.path, call.headers, call.body).await?;
-        let (head, body) = response.into_parts();
-        let body = Limited::new(body, call.max_answer_bytes).collect().await.map_err(|error| {
-            if error.is::<LengthLimitError>() {
-                LegError {
-                    class: LegFailure::BadResponse,
-                    detail: format!("answer longer than {} bytes", call.max_answer_bytes),
-                }
+    /// Sends a GET and reads the answer, `timeout` bounding the whole exchange. A redirect is an answer, and is not
+    /// followed.
+    pub async fn ask(&self, address: &str, path: &str, timeout: Duration, max_answer_bytes: usize) -> LegOutcome {
+        let response = async {
+            let request = build(Method::GET, address, path, HeaderMap::new(), Bytes::new())?;
+            self.client.request(request).await.map_err(|error| LegError::from_client(&error))
+        };
+        outcome(response, timeout, max_answer_bytes).await
+    }
+}
+
+/// Waits for a response and reads it.
+async fn outcome(
+    response: impl Future<Output = Result<http::Response<hyper::body::Incoming>, LegError>>,
+    timeout: Duration,
+    max_answer_bytes: usize,
+) -> LegOutcome {
+    let exchange = async {
+        let (head, body) = response.await?.into_parts();
+        let body = Limited::new(body, max_answer_bytes).collect().await.map_err(|error| {
+            let (class, detail) = if error.is::<LengthLimitError>() {
+                (LegFailure::BadResponse, format!("answer longer than {max_answer_bytes} bytes"))
             } else {
-                LegError { class: LegFailure::Transport, detail: "connection broke during the answer".to_owned() }
-            }
+                (LegFailure::Transport, "connection broke during the answer".to_owned())
+            };
+            LegError { class, detail, sent: true }
         })?;
         Ok(LegOutcome::Answered {
             status: head.status,
             content_type: head.headers.get(CONTENT_TYPE).cloned(),
             body: body.to_bytes(),
         })
+    };
+    match tokio::time::timeout(timeout, exchange).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(LegError { class, detail, sent })) => LegOutcome::Failed { class, detail, sent },
+        Err(_) => LegOutcome::Failed {
+            class: LegFailure::Timeout,
+            detail: format!("no answer within {} s", timeout.as_secs_f64()),
+            sent: true,
+        },
     }
 }
 
@@ -165,13 +189,15 @@ pub struct LegError {
     pub class: LegFailure,
     /// What happened, without addresses.
     pub detail: String,
+    /// Whether the pod may have read something of the call: `false` only when there never was a connection.
+    pub sent: bool,
 }
 
 impl LegError {
     fn from_client(error: &hyper_util::client::legacy::Error) -> LegError {
         let detail =
             if error.is_connect() { root_cause(error) } else { format!("request failed: {}", root_cause(error)) };
-        LegError { class: LegFailure::Transport, detail }
+        LegError { class: LegFailure::Transport, detail, sent: !error.is_connect() }
     }
 }
 
@@ -184,14 +210,21 @@ fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     current.to_string()
 }
 
-fn build(address: &str, path: &str, headers: HeaderMap, body: Bytes) -> Result<Request<Full<Bytes>>, LegError> {
-    let setup = |error: http::Error| LegError { class: LegFailure::RequestSetup, detail: error.to_string() };
+fn build(
+    method: Method,
+    address: &str,
+    path: &str,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Request<Full<Bytes>>, LegError> {
+    let refuse = |detail| LegError { class: LegFailure::RequestSetup, detail, sent: false };
+    let setup = |error: http::Error| refuse(error.to_string());
     // Anything else would run into the authority: `http://10.0.0.1:8000` followed by `*`, or by `@evil`.
     if !path.starts_with('/') {
-        return Err(LegError { class: LegFailure::RequestSetup, detail: "the path does not start with /".to_owned() });
+        return Err(refuse("the path does not start with /".to_owned()));
     }
     let uri = Uri::builder().scheme("http").authority(address).path_and_query(path).build().map_err(setup)?;
-    let mut request = Request::builder().method(Method::POST).uri(uri).body(Full::new(body)).map_err(setup)?;
+    let mut request = Request::builder().method(method).uri(uri).body(Full::new(body)).map_err(setup)?;
     *request.headers_mut() = headers;
     Ok(request)
 }

@@ -1,41 +1,21 @@
-//! vLLM: the `shfs` and `nixl` connectors (`engine-protocols` sections 2.2 and 2.7).
+//! vLLM: the `shfs` and `nixl` connectors (`engine-protocols` sections 2.2 and 2.7), and Mooncake's.
 //!
 //! Bodies are made from the client's bytes by edits of the top level, so that both pods render the same prompt. No
 //! hand-off that a client wrote reaches a pod: it is an unauthenticated pointer into another pod's memory, and a bad
 //! one kills a decode server. For the same reason a hand-off from a prefill pod is checked before it is relayed.
 
+pub mod mooncake;
+
+use std::time::Duration;
+
 use bytes::Bytes;
 
+pub use super::handoff::{HANDOFF_KEYS, Handoff, HandoffError, hidden_handoff};
+use super::handoff::{prefill_edits, quoted, strip};
+use crate::fleet::Engine;
 use crate::knobs::KvConnector;
 use crate::request::scan::{JsonObject, decode_string, each_element};
-use crate::request::{Edit, Endpoint, ParsedBody, splice};
-
-/// Top-level keys that must not occur twice, in the order in which a duplicate is reported.
-pub const CONTROLLED_KEYS: [&str; 7] = [
-    "max_tokens",
-    "max_completion_tokens",
-    "stream",
-    "stream_options",
-    "min_tokens",
-    "kv_transfer_params",
-    "disagg_prefill_resp",
-];
-
-/// Hand-off keys that no client may send to any pod, of whatever engine: pods serve strategies other than `pd` too, and
-/// each of these names memory or an address that the pod would go to.
-pub const HANDOFF_KEYS: [&str; 7] = [
-    KV_PARAMS,
-    PREFILL_RESPONSE,
-    "ec_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "disaggregated_params",
-];
-
-/// vLLM's free-form arguments. It merges them with the hand-off into one map, so that `kv_transfer_params` in here takes
-/// effect wherever the real one is absent; one that is no object takes the scheduler down.
-const EXTRA_ARGS: &str = "vllm_xargs";
+use crate::request::{Edit, ParsedBody, splice};
 
 /// The hand-off of the `shfs` connector.
 const KV_PARAMS: &str = "kv_transfer_params";
@@ -46,55 +26,26 @@ const PREFILL_RESPONSE: &str = "disagg_prefill_resp";
 /// What asks a prefill pod to keep its KV blocks and to say where they are (section 2.2).
 const KV_REQUEST: &[u8] = br#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
 
-/// What became of the prefill answer's hand-off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Handoff {
-    /// It was put into the decode body.
-    Relayed,
-    /// The prefill answer had none (absent or null): decode computes everything itself.
-    Absent,
-    /// It lacked what a decode pod needs, so it was left out: decode computes everything itself.
-    Unusable,
+/// A prefill answer, turned into the decode request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Relay {
+    /// The body of the decode leg.
+    pub body: Bytes,
+    /// What became of the hand-off.
+    pub handoff: Handoff,
+    /// How long the prefill pod keeps the blocks of a relayed hand-off, where its fields tell.
+    pub lease: Option<Duration>,
 }
 
-impl Handoff {
-    /// The metric label, also `RequestRecord::handoff`.
-    pub fn label(self) -> &'static str {
-        match self {
-            Handoff::Relayed => "relayed",
-            Handoff::Absent => "absent",
-            Handoff::Unusable => "unusable",
-        }
+impl Relay {
+    fn without(body: &ParsedBody, handoff: Handoff) -> Relay {
+        Relay { body: plain_body(body), handoff, lease: None }
     }
-}
-
-/// The prefill answer cannot be merged at all.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HandoffError {
-    /// Not a JSON object.
-    #[error("the prefill answer is not a JSON object")]
-    NotJson,
-    /// `kv_transfer_params` is neither an object nor null.
-    #[error("kv_transfer_params of the prefill answer is not an object")]
-    WrongType,
 }
 
 /// The body of the prefill leg: one token, not streamed, and for `shfs` the request for a hand-off.
 pub fn prefill_body(body: &ParsedBody, connector: KvConnector) -> Bytes {
-    let mut edits = vec![
-        Edit::Set("max_tokens", b"1"),
-        Edit::Set("max_completion_tokens", b"1"),
-        Edit::Set("stream", b"false"),
-        // Refused without `stream`.
-        Edit::Remove("stream_options"),
-        // Refused when larger than `max_tokens`.
-        Edit::Remove("min_tokens"),
-    ];
-    edits.extend(HANDOFF_KEYS.map(Edit::Remove));
-    if body.endpoint == Endpoint::Responses {
-        // This API knows neither of the two other names: without it the prefill pod would write the whole answer.
-        edits.push(Edit::Set("max_output_tokens", b"1"));
-    }
+    let mut edits = prefill_edits(body, Engine::Vllm);
     if connector == KvConnector::Shfs {
         edits.push(Edit::Set(KV_PARAMS, KV_REQUEST));
     }
@@ -109,46 +60,57 @@ pub fn decode_body(
     connector: KvConnector,
     prefill_answer: &[u8],
     prefill_host: &str,
-) -> Result<(Bytes, Handoff), HandoffError> {
+) -> Result<Relay, HandoffError> {
     let answer = JsonObject::parse(prefill_answer).map_err(|_| HandoffError::NotJson)?;
-    if connector == KvConnector::Nixl {
-        return Ok((with_handoff(body, PREFILL_RESPONSE, prefill_answer.trim_ascii()), Handoff::Relayed));
+    match connector {
+        KvConnector::Shfs => {}
+        KvConnector::Nixl => {
+            let body = with_handoff(body, PREFILL_RESPONSE, prefill_answer.trim_ascii());
+            return Ok(Relay { body, handoff: Handoff::Relayed, lease: None });
+        }
+        // Its answer says nothing; the decode leg was made along with the prefill leg.
+        KvConnector::Mooncake => return Ok(Relay::without(body, Handoff::Absent)),
     }
     let Some(params) = answer.get_non_null(KV_PARAMS) else {
-        return Ok((plain_body(body), Handoff::Absent));
+        return Ok(Relay::without(body, Handoff::Absent));
     };
     if !params.starts_with('{') {
-        return Err(HandoffError::WrongType);
+        return Err(HandoffError::WrongType(KV_PARAMS));
     }
-    let relayed = JsonObject::parse(params.as_bytes()).ok().filter(is_usable).map(|object| {
-        let host = serde_json::Value::from(prefill_host).to_string();
-        let params = Bytes::copy_from_slice(params.as_bytes());
-        splice(&params, object.fields(), &[Edit::Set("remote_host", host.as_bytes())])
-    });
-    let Some(params) = relayed else {
-        return Ok((plain_body(body), Handoff::Unusable));
+    let Some(object) = JsonObject::parse(params.as_bytes()).ok().filter(is_usable) else {
+        return Ok(Relay::without(body, Handoff::Unusable));
     };
-    Ok((with_handoff(body, KV_PARAMS, &params), Handoff::Relayed))
+    let params = Bytes::copy_from_slice(params.as_bytes());
+    let params = splice(&params, object.fields(), &[Edit::Set("remote_host", &quoted(prefill_host))]);
+    let lease = Some(lease_of(&object));
+    Ok(Relay { body: with_handoff(body, KV_PARAMS, &params), handoff: Handoff::Relayed, lease })
+}
+
+/// How long the pod that wrote a hand-off keeps its blocks, as far as the fields tell its version (sections 2.2 and 2.6):
+/// 120 s in 0.11, 480 s once there is a `remote_request_id`, a lease of 30 s, which the decode pod renews, with the fields
+/// of the version that brought it. A pod configured otherwise keeps them for another time.
+pub fn lease_of(params: &JsonObject<'_>) -> Duration {
+    let leased = ["remote_blocks_expiry_time", "remote_num_tokens", "remote_registration_generation", "transfer_mode"];
+    if leased.iter().any(|key| params.get(key).is_some()) {
+        Duration::from_secs(30)
+    } else if params.get("remote_request_id").is_some() {
+        Duration::from_mins(8)
+    } else {
+        Duration::from_mins(2)
+    }
 }
 
 /// The client's body with this hand-off and no other. (Of two edits of one key the later one counts.)
 fn with_handoff(body: &ParsedBody, key: &str, value: &[u8]) -> Bytes {
-    let mut edits = HANDOFF_KEYS.map(Edit::Remove).to_vec();
+    let mut edits = strip(Engine::Vllm);
     edits.push(Edit::Set(key, value));
     splice(&body.raw, &body.fields, &edits)
-}
-
-/// A hand-off key inside the client's `vllm_xargs`, which no edit of the top level takes away: such a body is refused.
-pub fn hidden_handoff(body: &ParsedBody) -> Option<&'static str> {
-    let values = body.fields.iter().filter(|field| field.key == EXTRA_ARGS);
-    let objects = values.filter_map(|field| JsonObject::parse(body.raw.get(field.value_span.clone())?).ok());
-    objects.into_iter().find_map(|object| HANDOFF_KEYS.into_iter().find(|key| object.get(key).is_some()))
 }
 
 /// The client's body without any hand-off key: for combined pods and decode without hand-off. The same bytes when
 /// there is nothing to strip.
 pub fn plain_body(body: &ParsedBody) -> Bytes {
-    splice(&body.raw, &body.fields, &HANDOFF_KEYS.map(Edit::Remove))
+    super::plain_body(body, Some(Engine::Vllm))
 }
 
 /// Whether a decode pod can work with these parameters (section 2.7). What lacks here crashes decode servers, or

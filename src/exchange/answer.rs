@@ -1,5 +1,6 @@
 //! The answer as it goes by, and what the gateway adds to its head.
 
+use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use subtle::ConstantTimeEq;
@@ -22,7 +23,13 @@ pub struct Answer {
     announced: Option<u64>,
     watch: AnswerWatch,
     bytes: u64,
+    /// What is held back, with its head; `None` once it goes by as it comes.
+    held: Option<Vec<Bytes>>,
+    held_bytes: usize,
 }
+
+/// More than this is not held back, whatever it says.
+const MAX_HELD_BYTES: usize = 64 * 1024;
 
 impl Answer {
     /// An answer whose head has arrived.
@@ -30,7 +37,15 @@ impl Answer {
         let header = |name: HeaderName| head.headers.get(name).and_then(|value| value.to_str().ok());
         let kind = AnswerKind::of(header(CONTENT_TYPE), header(CONTENT_ENCODING), requested_stream);
         let announced = header(CONTENT_LENGTH).and_then(|value| value.parse().ok());
-        Answer { status: head.status, kind, announced, watch: AnswerWatch::new(kind), bytes: 0 }
+        Answer {
+            status: head.status,
+            kind,
+            announced,
+            watch: AnswerWatch::new(kind),
+            bytes: 0,
+            held: None,
+            held_bytes: 0,
+        }
     }
 
     /// Looks at the next bytes.
@@ -45,12 +60,71 @@ impl Answer {
         self.watch.feed(data);
     }
 
-    /// The engine has generated something: more than a role and an error, or usage of it.
+    /// Whether its head can wait for the first thing generated: a stream that has begun well.
+    pub fn can_be_held(&self) -> bool {
+        self.kind == AnswerKind::Stream && self.status.is_success()
+    }
+
+    /// Holds it back from now on.
+    pub fn hold(&mut self) {
+        self.held = Some(Vec::new());
+    }
+
+    /// Nothing of it has been passed on, nor may be yet.
+    pub fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Holds these bytes back too.
+    pub fn keep(&mut self, data: Bytes) {
+        if let Some(held) = &mut self.held {
+            self.held_bytes += data.len();
+            held.push(data);
+        }
+    }
+
+    /// What was held back, once there is no reason any more: something was generated, or it is over.
+    pub fn release(&mut self, end: bool) -> Option<Vec<Bytes>> {
+        let ready = end || self.watch.content() || self.watch.done() || self.held_bytes > MAX_HELD_BYTES;
+        if ready { self.held.take() } else { None }
+    }
+
+    /// Body bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// A counter that grows with every sign of work.
+    pub fn progress(&self) -> u64 {
+        self.watch.progress()
+    }
+
+    /// The pod has answered: the first event of a stream, or the head of any other answer, which an engine sends when it
+    /// is done. (A stream's head comes before the first token, or before the KV cache.)
+    pub fn has_begun(&self) -> bool {
+        self.kind != AnswerKind::Stream || self.watch.progress() > 0
+    }
+
+    /// A stream reported an error, or that it was aborted.
+    pub fn has_failed(&self) -> bool {
+        self.kind == AnswerKind::Stream && self.watch.error_event()
+    }
+
+    /// Where the event that said so ends.
+    pub fn error_end(&self) -> Option<u64> {
+        self.watch.error_end().filter(|_| self.kind == AnswerKind::Stream)
+    }
+
+    /// Reads what is left, of an answer that nobody gets.
+    pub fn finish_reading(&mut self, record: &mut RequestRecord) {
+        self.watch.finish();
+        record.usage = None;
+    }
+
+    /// The engine has generated something: more than the opening of a message and an error, or usage of it.
     pub fn has_content(&self) -> bool {
-        /// Events that a stream can hold without a token: the role of the message, and an error.
-        const EMPTY_EVENTS: u64 = 2;
         match self.kind {
-            AnswerKind::Stream => self.watch.progress() > EMPTY_EVENTS || self.watch.usage().is_some(),
+            AnswerKind::Stream => self.watch.content() || self.watch.usage().is_some(),
             AnswerKind::Whole | AnswerKind::Opaque => self.bytes > 0,
         }
     }
@@ -75,6 +149,15 @@ impl Answer {
             Outcome::Success
         }
     }
+}
+
+/// Envoy's own answer when it could not connect: a 503 that no server has spoken. A server with a clock dates what it says
+/// (RFC 9110, section 6.6.1), and Envoy names the time that its answer took, unless told not to; what Envoy makes itself has
+/// neither when filters see it. (Its type and body are whatever `local_reply_config` makes of it.)
+pub fn is_connect_failure(head: &AnswerHead) -> bool {
+    let spoken =
+        ["date", "server", "x-envoy-upstream-service-time"].iter().any(|name| head.headers.contains_key(*name));
+    head.status == StatusCode::SERVICE_UNAVAILABLE && !spoken
 }
 
 /// The response headers of the reference gateway (its section 1.6). On the response side `target-pod` is a pod
@@ -125,6 +208,24 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
         headers
+    }
+
+    #[test]
+    fn only_envoy_itself_does_not_date_its_answers() {
+        let head = |status: u16, names: &[&'static str]| {
+            let headers =
+                names.iter().map(|name| (HeaderName::from_static(name), HeaderValue::from_static("x"))).collect();
+            AnswerHead { status: StatusCode::from_u16(status).unwrap(), headers, end: false }
+        };
+        assert!(is_connect_failure(&head(503, &["content-type", "content-length"])));
+        for (status, names) in [
+            (503, ["content-type", "date"]),
+            (503, ["content-type", "server"]),
+            (503, ["content-type", "x-envoy-upstream-service-time"]),
+            (502, ["content-type", "content-length"]),
+        ] {
+            assert!(!is_connect_failure(&head(status, &names)), "{status} {names:?}");
+        }
     }
 
     #[test]

@@ -8,8 +8,9 @@ use http::{HeaderMap, Method, StatusCode};
 
 use super::{PrepareJob, Prepared};
 use crate::engines::leg::{LegOutcome, LegRequest};
+use crate::engines::lookup::{LookedUp, LookupError, LookupKey, LookupKind};
 use crate::error::ApiError;
-use crate::telemetry::RequestRecord;
+use crate::telemetry::{AbortTrigger, PrefillLeg, RequestRecord};
 
 /// Which adapter drives the machine: they differ in who reaches the decode pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +74,14 @@ pub enum Event {
     },
     /// [`Effect::Prepare`] is done.
     Prepared(Prepared),
+    /// [`Effect::LookUp`] is done.
+    LookedUp(Result<Arc<LookedUp>, LookupError>),
     /// The prefill leg ended.
     Prefill(LegOutcome),
+    /// The address of the pod that answers, where the peer can tell: not that of the plan, when another one took over.
+    ServedBy(String),
+    /// What follows is no answer of the pod, but Envoy's own: the pod could not be reached, or broke off before its head.
+    NotAnswered,
     /// The answer's head arrived.
     AnswerHead(AnswerHead),
     /// Answer bytes arrived.
@@ -88,7 +95,11 @@ pub enum Event {
     DecodeFailed {
         /// For the log.
         detail: String,
+        /// No connection came about: the pod knows nothing of the request.
+        unreachable: bool,
     },
+    /// The time that [`Exchange::deadline`](super::Exchange::deadline) named has come.
+    Timer,
     /// The body does not arrive within the time that an upload may take (front only; Envoy has a timer of its own).
     BodyTimeout,
     /// A body message was longer than the transport takes; its bytes are lost.
@@ -118,6 +129,39 @@ pub struct RoutePlan {
     pub body: Bytes,
 }
 
+/// A question to a prefill pod.
+#[derive(Clone, Debug)]
+pub struct LookupCall {
+    /// Whose answer it is.
+    pub key: LookupKey,
+    /// What is asked.
+    pub kind: LookupKind,
+}
+
+/// Calls of `/abort_request` (`engine-protocols`, section 3.6).
+#[derive(Clone, Debug)]
+pub struct AbortPlan {
+    /// `host:port` of the pods.
+    pub targets: Vec<Arc<str>>,
+    /// The body of each call.
+    pub body: Bytes,
+    /// Bound on each call.
+    pub timeout: Duration,
+    /// Until each is called once more: the first call can overtake the request that it is about.
+    pub retry_delay: Option<Duration>,
+    /// Why.
+    pub trigger: AbortTrigger,
+}
+
+/// An answer that the gateway itself makes from a prefill pod's.
+#[derive(Clone, Debug)]
+pub struct OwnAnswer {
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Bytes,
+}
+
 /// What the machine wants done, in order.
 #[derive(Debug)]
 pub enum Effect {
@@ -130,10 +174,17 @@ pub enum Effect {
     Prepare(Box<PrepareJob>),
     /// The answer to the body takes up to this long: ask the peer to wait.
     ExtendTimeout(Duration),
+    /// Ask the prefill pod, or the cache of what it said, what its dialect needs to know before a leg; come back with
+    /// [`Event::LookedUp`].
+    LookUp(Box<LookupCall>),
     /// Start the prefill leg and come back with [`Event::Prefill`]. Dropping the call cancels it.
     StartPrefill(Box<LegRequest>),
-    /// Stop the prefill leg.
+    /// Stop the prefill leg by closing its connection.
     CancelPrefill,
+    /// Let the prefill leg go on until it ends by itself: nobody waits for its outcome, which only counts.
+    DetachPrefill(Box<PrefillLeg>),
+    /// Tell pods to drop the request; nobody waits for that.
+    Abort(Box<AbortPlan>),
     /// Nobody waits for this decode request, but its pod must see it: only then does the prefill pod let go of the KV
     /// blocks that it holds for it (`engine-protocols`, section 8). Send it, and hang up.
     Deliver(Box<LegRequest>),
@@ -141,10 +192,18 @@ pub enum Effect {
     Route(Box<RoutePlan>),
     /// Answer the client with an error. Nothing of an answer was sent before.
     Refuse(Box<ApiError>),
+    /// Answer the client with this: the prefill pod had the whole answer.
+    Answer(Box<OwnAnswer>),
     /// Pass the answer's head on with these headers added.
     ForwardHead(HeaderMap),
+    /// Pass these bytes on, which were held back since their event (front only).
+    ForwardHeld(Bytes),
     /// Pass the chunk of the event on.
     ForwardChunk,
+    /// Pass these bytes on in place of the chunk of the event: what follows an error must not look like a good end.
+    ReplaceChunk(Bytes),
+    /// Give the answer up of which nothing was passed on (front only).
+    DropAnswer,
     /// Break the answer off so that the client can tell: part of it was sent.
     Cut,
     /// The request is over and everything is released.

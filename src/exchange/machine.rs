@@ -1,105 +1,52 @@
 //! The machine: states and transitions.
 
+mod again;
+mod answering;
+mod ending;
 mod intake;
 mod legs;
+mod prefill;
+mod watchdog;
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
 
-use super::admission::{Budget, Permit, Reservation};
+use super::admission::{Permit, Reservation};
 use super::answer::{Answer, CHOSEN_PROFILE};
-use super::event::{Adapter, AnswerHead, Effect, Event, RequestHead};
+use super::event::{Adapter, Effect, Event, RequestHead, RoutePlan};
 use super::plan::Plan;
+use super::prepare::Prepared;
+use super::world::World;
 use crate::clock::Tick;
-use crate::engines::vllm::Handoff;
+use crate::engines::Protocol;
 use crate::error::{ApiError, Reason};
-use crate::fleet::{Fleet, Model, Pod};
-use crate::knobs::{Knobs, KvConnector};
-use crate::load::{Ledger, RateCharge, Sessions, SweepReason};
-use crate::prefix::PrefixIndex;
+use crate::fleet::{Model, Pod};
+use crate::knobs::{AbortKnobs, DecodeWatchdog};
+use crate::load::{Pairs, RateCharge};
 use crate::request::{Endpoint, ParsedBody};
-use crate::routing::{Charges, Journal};
-use crate::telemetry::{InFlight, Limit, Metrics, Outcome, PrefillLeg, RequestRecord, Timings};
-
-/// What every exchange of a replica shares. All of it can be used without waiting.
-#[derive(Debug)]
-pub struct World {
-    /// The current snapshot.
-    pub fleet: Arc<Fleet>,
-    /// Configuration.
-    pub knobs: Arc<Knobs>,
-    /// Prefix index.
-    pub prefix: Arc<PrefixIndex>,
-    /// Metrics.
-    pub metrics: Arc<Metrics>,
-    /// Bytes of request bodies held.
-    pub buffered: Arc<Budget>,
-    /// Open streams.
-    pub streams: Arc<Budget>,
-    /// Seed of the prefix hashes.
-    pub hash_seed: u64,
-    /// Numbers attempts, so that ids made from shared traces differ.
-    pub attempts: AtomicU64,
-    /// Token charges of requests in flight, and of blocks that a lease still holds.
-    pub ledger: Arc<Ledger>,
-    /// Last prompt sizes of sessions.
-    pub sessions: Sessions,
-    /// The last decisions.
-    pub journal: Arc<Journal>,
-}
-
-impl World {
-    /// A world in which no request has begun. `hash_seed` seeds the prefix hashes and the session table.
-    pub fn new(knobs: Arc<Knobs>, fleet: Arc<Fleet>, metrics: Arc<Metrics>, hash_seed: u64) -> World {
-        World {
-            fleet,
-            prefix: Arc::new(PrefixIndex::new(&knobs.prefix)),
-            metrics,
-            buffered: Budget::new(knobs.limits.max_buffered_bytes),
-            streams: Budget::new(knobs.limits.max_streams),
-            hash_seed,
-            attempts: AtomicU64::new(0),
-            ledger: Arc::default(),
-            sessions: Sessions::new(knobs.max_sessions, hash_seed),
-            journal: Arc::default(),
-            knobs,
-        }
-    }
-}
+use crate::routing::Charges;
+use crate::telemetry::{InFlight, Limit, Outcome, PrefillLeg, RequestRecord, Timings};
+use ending::Faults;
+use watchdog::Watchdog;
 
 /// Asks for a summary of the decision (request), and is it (answer).
 const EXPLAIN: &str = "x-tandem-explain";
 
-impl World {
-    /// The janitor's round over the token charges. A force-release means that a release was lost, which should not
-    /// happen: it is logged and counted.
-    pub fn sweep_token_charges(&self, now: Tick) {
-        for swept in self.ledger.sweep(now) {
-            let side = if swept.decode { "decode" } else { "prefill" };
-            let (request_id, pod, tokens, age_s) = (swept.request_id, swept.pod, swept.tokens, swept.age.as_secs());
-            match swept.reason {
-                SweepReason::Expired => {
-                    self.metrics.token_charge_forced(side);
-                    tracing::warn!(request_id, pod, side, tokens, age_s, "token charge force-released after its TTL");
-                }
-                SweepReason::LeaseEnded => {
-                    tracing::debug!(request_id, pod, tokens, age_s, "the lease of stranded KV blocks is over");
-                }
-            }
-        }
-    }
-}
+/// How often a request whose prefill leg runs looks at the clock. A hand-off may count as older than it is by
+/// twice as much.
+const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
 
 enum State {
     AwaitHead,
     AwaitBody,
     Resolving(Box<Unresolved>),
     Preparing(Box<Routing>),
-    Prefilling(Box<Routed>),
+    LookingUp(Box<Legs>),
+    Prefilling(Box<Prefilling>),
     AwaitAnswer,
     Answering(Box<Answer>),
     Ended,
@@ -120,13 +67,45 @@ struct Routing {
     plan: Plan,
 }
 
-/// A request whose prefill leg runs.
-struct Routed {
+/// All that a selection needs, kept for as long as there may be another one.
+struct Asked {
     body: ParsedBody,
+    model: Arc<Model>,
+    plan: Plan,
+    prepared: Prepared,
+    /// By how much the prompt of the request's session grew; asked once, since asking changes the session.
+    session_growth: Option<u64>,
+}
+
+/// The pods of a pair, how they are spoken to, and by which ids.
+#[derive(Clone)]
+struct Legs {
     prefill: Arc<Pod>,
     decode: Arc<Pod>,
-    connector: KvConnector,
-    attempt: String,
+    protocol: Protocol,
+    attempt: Attempt,
+}
+
+impl Legs {
+    /// How long the prefill pod keeps blocks that nobody fetches.
+    fn lease(&self) -> Option<Duration> {
+        Some(self.protocol.default_lease()).filter(|lease| !lease.is_zero())
+    }
+}
+
+/// The ids of one attempt; none of them is used twice.
+#[derive(Clone)]
+struct Attempt {
+    /// `x-request-id` of both legs.
+    id: String,
+    /// SGLang's `rid`; the gateway's own, so that nobody else's request has it.
+    rid: Option<Arc<str>>,
+    number: u64,
+}
+
+/// A prefill leg that has to end before the decode pod is asked.
+struct Prefilling {
+    legs: Legs,
     /// Counts the leg as cancelled unless its outcome arrives.
     leg: PrefillLeg,
 }
@@ -151,7 +130,34 @@ pub struct Exchange {
     answer_headers: HeaderMap,
     /// The peer was asked to wait longer for the reply to the body.
     extended: bool,
-    prefill_host: Option<Arc<str>>,
+    /// What another selection would need; gone as soon as there can be none.
+    asked: Option<Box<Asked>>,
+    /// The request has started over once.
+    retried: bool,
+    /// The pod that it must not go to again: its slot.
+    avoid: Option<u32>,
+    /// The pair that serves it.
+    legs: Option<Legs>,
+    /// The prefill leg that runs beside the decode leg.
+    twin: Option<PrefillLeg>,
+    /// When the task last looked whether the prefill leg has ended.
+    leg_looked_at: Tick,
+    /// When the outcome of the prefill leg was surely not there yet: the look before the last one. The last one proves
+    /// nothing, for after a stop of the process the clock can be read before the sockets are.
+    leg_pending_at: Tick,
+    /// How long the prefill pod keeps the blocks of a finished prefill.
+    lease: Option<Duration>,
+    /// Decode pods of the roleset that may take the place of one that cannot be reached.
+    fallbacks: Vec<Arc<Pod>>,
+    watchdog: Option<Watchdog>,
+    /// Times of the watchdog and of aborts, by the profile of the request.
+    timers: DecodeWatchdog,
+    abort_knobs: AbortKnobs,
+    /// What was sent to the decode pod, while another one may have to get it (front only).
+    routed: Option<RoutePlan>,
+    faults: Faults,
+    /// Where the model keeps the health of its pods.
+    pairs: Option<Arc<Pairs>>,
     /// The prefill pod holds KV blocks of which nobody could be told.
     unclaimed: bool,
     /// The answer has brought content: its pod had the KV blocks.
@@ -189,7 +195,21 @@ impl Exchange {
             in_flight,
             answer_headers: HeaderMap::new(),
             extended: false,
-            prefill_host: None,
+            asked: None,
+            retried: false,
+            avoid: None,
+            legs: None,
+            twin: None,
+            leg_looked_at: now,
+            leg_pending_at: now,
+            lease: None,
+            fallbacks: Vec::new(),
+            watchdog: None,
+            timers: world.knobs.pd.watchdog,
+            abort_knobs: world.knobs.pd.abort,
+            routed: None,
+            faults: Faults::default(),
+            pairs: None,
             unclaimed: false,
             content: false,
             explanation: None,
@@ -217,13 +237,29 @@ impl Exchange {
         &self.record
     }
 
+    /// When [`Event::Timer`] is wanted, if nothing else happens before.
+    pub fn deadline(&self) -> Option<Tick> {
+        match &self.state {
+            // Not a limit (the call has its own), but a sign of life: see [`Exchange::handoff_age`].
+            State::Prefilling(_) => Some(self.leg_looked_at.plus(SIGN_OF_LIFE)),
+            State::AwaitAnswer | State::Answering(_) => self.watchdog.as_ref().and_then(Watchdog::deadline),
+            _ => None,
+        }
+    }
+
     /// Takes an event in and appends what is to be done.
     pub fn on(&mut self, now: Tick, event: Event, effects: &mut Vec<Effect>) {
         let state = std::mem::replace(&mut self.state, State::Ended);
         self.state = match (state, event) {
             (State::Ended, _) => State::Ended,
-            (State::Prefilling(routed), Event::GoneAfterPrefill(outcome)) => {
-                self.gone_after_prefill(now, *routed, &outcome, effects)
+            (State::Prefilling(prefilling), Event::GoneAfterPrefill(outcome)) => {
+                self.gone_after_prefill(now, *prefilling, &outcome, effects)
+            }
+            (state, Event::GoneAfterPrefill(outcome)) if self.twin.is_some() => {
+                match self.on_twin(now, state, &outcome, effects) {
+                    State::Ended => State::Ended,
+                    state => self.gone(now, state, effects),
+                }
             }
             (state, Event::Gone | Event::GoneAfterPrefill(_)) => self.gone(now, state, effects),
             (state, Event::Shutdown) => self.shut_down(now, &state, effects),
@@ -242,8 +278,25 @@ impl Exchange {
             (State::Resolving(unresolved), Event::Prepared(counted)) => {
                 self.on_counted(now, *unresolved, counted, effects)
             }
-            (State::Preparing(routing), Event::Prepared(prepared)) => self.route(now, *routing, &prepared, effects),
-            (State::Prefilling(routed), Event::Prefill(outcome)) => self.on_prefill(now, *routed, &outcome, effects),
+            (State::Preparing(routing), Event::Prepared(prepared)) => self.route(now, *routing, prepared, effects),
+            (State::LookingUp(legs), Event::LookedUp(found)) => self.on_looked_up(now, *legs, found, effects),
+            (State::Prefilling(prefilling), Event::Prefill(outcome)) => {
+                self.on_prefill(now, *prefilling, &outcome, effects)
+            }
+            (state, Event::Prefill(outcome)) if self.twin.is_some() => self.on_twin(now, state, &outcome, effects),
+            (State::Prefilling(prefilling), Event::Timer) => {
+                self.leg_pending_at = std::mem::replace(&mut self.leg_looked_at, now);
+                State::Prefilling(prefilling)
+            }
+            (state, Event::Timer) => self.on_timer(now, state, effects),
+            (state, Event::ServedBy(address)) => {
+                self.served_by(now, &address);
+                state
+            }
+            (state, Event::NotAnswered) => {
+                self.faults.decode = true;
+                state
+            }
             (State::AwaitAnswer, Event::AnswerHead(head)) => self.on_answer_head(now, &head, effects),
             // The peer answers a request that was never routed: Envoy's own error (a body over its buffer limit).
             (state, Event::AnswerHead(head)) if !matches!(state, State::Answering(_)) => {
@@ -252,43 +305,14 @@ impl Exchange {
                 }
                 self.on_answer_head(now, &head, effects)
             }
-            (State::Answering(mut answer), Event::AnswerChunk { data, end }) => {
-                answer.feed(&data, now, &mut self.record);
-                if let Some(charges) = &self.charges {
-                    charges.tokens.touch(now);
-                }
-                effects.push(Effect::ForwardChunk);
-                if end { self.end_answer(now, *answer, effects) } else { State::Answering(answer) }
+            (State::Answering(answer), Event::AnswerChunk { data, end }) => {
+                self.on_answer_chunk(now, answer, &data, end, effects)
             }
-            (State::AwaitAnswer, Event::DecodeFailed { detail }) => {
-                tracing::warn!(request_id = self.record.request_id, detail, "decode leg failed");
-                let text = "the decode pod did not answer";
-                self.refuse(now, ApiError::new(Reason::DecodeFailed, text), effects)
-            }
-            (State::Answering(answer), Event::DecodeFailed { detail }) => {
-                self.content = answer.has_content();
-                tracing::warn!(request_id = self.record.request_id, detail, "decode leg broke during the answer");
-                effects.push(Effect::Cut);
-                self.end(now, Outcome::AnswerCut, effects)
+            (state @ (State::AwaitAnswer | State::Answering(_)), Event::DecodeFailed { detail, unreachable }) => {
+                self.on_decode_failed(now, &state, &detail, unreachable, effects)
             }
             (state, event) => self.out_of_order(now, state, &event, effects),
         };
-    }
-
-    fn on_answer_head(&mut self, now: Tick, head: &AnswerHead, effects: &mut Vec<Effect>) -> State {
-        self.record.timings.answer_head = Some(now);
-        self.record.status = head.status.as_u16();
-        // A pod that answers has the request: the front no longer holds its bytes.
-        self.reservation = Reservation::empty(&self.world.buffered);
-        effects.push(Effect::ForwardHead(self.answer_headers.clone()));
-        let answer = Answer::new(head, self.record.stream);
-        if head.end { self.end_answer(now, answer, effects) } else { State::Answering(Box::new(answer)) }
-    }
-
-    fn end_answer(&mut self, now: Tick, answer: Answer, effects: &mut Vec<Effect>) -> State {
-        self.content = answer.has_content();
-        let outcome = answer.finish(&mut self.record);
-        self.end(now, outcome, effects)
     }
 
     fn refuse(&mut self, now: Tick, error: ApiError, effects: &mut Vec<Effect>) -> State {
@@ -308,29 +332,10 @@ impl Exchange {
         self.end(now, Outcome::Failed(reason), effects)
     }
 
-    fn gone(&mut self, now: Tick, state: State, effects: &mut Vec<Effect>) -> State {
-        if matches!(state, State::Prefilling(_)) {
-            effects.push(Effect::CancelPrefill);
-        }
-        // A client that hangs up after the last byte it cared for got its answer.
-        let outcome = match state {
-            State::Answering(answer) if answer.complete() => answer.finish(&mut self.record),
-            State::Answering(answer) => {
-                answer.finish(&mut self.record);
-                Outcome::ClientGone
-            }
-            _ => Outcome::ClientGone,
-        };
-        if outcome == Outcome::ClientGone {
-            self.record.status = 499;
-        }
-        self.end(now, outcome, effects)
-    }
-
     fn shut_down(&mut self, now: Tick, state: &State, effects: &mut Vec<Effect>) -> State {
         match state {
             State::Prefilling(_) => effects.push(Effect::CancelPrefill),
-            State::Answering(_) => {
+            State::Answering(answer) if !answer.is_held() => {
                 effects.push(Effect::Cut);
                 return self.end(now, Outcome::Shutdown, effects);
             }
@@ -343,12 +348,18 @@ impl Exchange {
     fn out_of_order(&mut self, now: Tick, state: State, event: &Event, effects: &mut Vec<Effect>) -> State {
         match (&state, event) {
             // Late outcomes of work that the machine has moved on from.
-            (_, Event::Prefill(_) | Event::Prepared(_) | Event::DecodeFailed { .. } | Event::BodyTimeout) => state,
-            (State::Resolving(_) | State::Preparing(_) | State::Prefilling(_), Event::Body { data, .. })
-                if data.is_empty() =>
-            {
-                state
-            }
+            (
+                _,
+                Event::Prefill(_)
+                | Event::Prepared(_)
+                | Event::LookedUp(_)
+                | Event::DecodeFailed { .. }
+                | Event::BodyTimeout,
+            ) => state,
+            (
+                State::Resolving(_) | State::Preparing(_) | State::LookingUp(_) | State::Prefilling(_),
+                Event::Body { data, .. },
+            ) if data.is_empty() => state,
             _ => self.defect(now, &state, "the request's parts came in an order that cannot be", effects),
         }
     }
@@ -363,55 +374,12 @@ impl Exchange {
     ) -> State {
         match state {
             State::Prefilling(_) => effects.push(Effect::CancelPrefill),
-            State::Answering(_) => {
+            State::Answering(answer) if !answer.is_held() => {
                 effects.push(Effect::Cut);
                 return self.end(now, Outcome::Failed(Reason::Internal), effects);
             }
             _ => {}
         }
         self.refuse(now, ApiError::new(Reason::Internal, text), effects)
-    }
-
-    /// The prefill pod holds KV blocks that no decode pod will fetch. That is so when the hand-off was of no use, when
-    /// the decode pod was not reached, and when it failed before any content. A refusal in the engine's own words (400,
-    /// 404, 422) is none of these: an engine that refuses a request has its blocks freed.
-    fn blocks_left_behind(&self, outcome: Outcome) -> bool {
-        let relayed = self.record.handoff == Handoff::Relayed.label();
-        let unanswered = match outcome {
-            Outcome::EngineStatus(status) => status >= 400 && ![400, 404, 422].contains(&status),
-            Outcome::Failed(_) => self.record.timings.answer_head.is_none(),
-            Outcome::EngineErrorEvent | Outcome::AnswerCut => !self.content,
-            Outcome::Success | Outcome::ClientGone | Outcome::Shutdown => false,
-        };
-        self.unclaimed || self.record.handoff == Handoff::Unusable.label() || relayed && unanswered
-    }
-
-    fn end(&mut self, now: Tick, outcome: Outcome, effects: &mut Vec<Effect>) -> State {
-        self.record.timings.ended = Some(now);
-        self.record.outcome = outcome;
-        if let Some(charges) = self.charges.take() {
-            if outcome == Outcome::Success {
-                charges.decode.complete();
-            }
-            if self.blocks_left_behind(outcome) {
-                // The lease began when the prefill ended.
-                let prefilled = self.record.timings.prefill_end.unwrap_or(now);
-                charges.tokens.strand(prefilled.plus(self.world.knobs.pd.kv_lease), now);
-            } else {
-                charges.tokens.finish(now);
-            }
-        }
-        // Not served: its place is free for another one. A client that leaves while a pod works for it has used its place,
-        // or hanging up would get around the limit.
-        if let Some(rate) =
-            self.rate.take().filter(|_| outcome == Outcome::ClientGone && self.record.timings.prefill_start.is_some())
-        {
-            rate.keep();
-        }
-        self.in_flight = None;
-        self.reservation = Reservation::empty(&self.world.buffered);
-        self.received = Vec::new();
-        effects.push(Effect::End(Box::new(self.record.clone())));
-        State::Ended
     }
 }

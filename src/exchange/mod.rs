@@ -6,9 +6,10 @@
 //! that the request charged is released.
 //!
 //! ```text
-//! AwaitHead ─▶ AwaitBody ─▶ Resolving ─▶ Preparing ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
-//!                  │ (no count needed) ───▲ │  (no prefill leg) ───────▲               │
-//!                  └────────────┴───────────┴── refused, cancelled ────────────────────┴────▶ Ended
+//! AwaitHead ─▶ AwaitBody ─▶ Resolving ─▶ Preparing ─▶ LookingUp ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
+//!                  │ (no count needed) ───▲ │ (nothing to ask) ────────▲             ▲              │
+//!                  │                        │  (no prefill leg, or both legs at once) ┘              │
+//!                  └────────────┴───────────┴── refused, cancelled ──────────────────────────────────┴──▶ Ended
 //! ```
 
 mod admission;
@@ -22,9 +23,13 @@ mod prepare;
 mod session;
 #[cfg(test)]
 mod tests;
+mod whole;
+mod world;
 
 pub use admission::{Budget, Permit, Reservation};
-pub use event::{Adapter, AnswerHead, Effect, Event, RequestHead, RoutePlan};
+pub use answer::is_connect_failure;
+pub use event::{AbortPlan, Adapter, AnswerHead, Effect, Event, LookupCall, OwnAnswer, RequestHead, RoutePlan};
 pub use headers::{leg_headers, strip_hop_by_hop};
-pub use machine::{Exchange, World};
+pub use machine::Exchange;
 pub use prepare::{PrepareJob, Prepared};
+pub use world::World;

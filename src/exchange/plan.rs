@@ -8,11 +8,12 @@ use super::event::Adapter;
 use super::headers::text;
 use super::prepare::{HashJob, PrepareJob};
 use super::session::Session;
+use super::whole::{self, Whole};
 use crate::bands;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Engine, Model, RateLimit, Selector};
 use crate::knobs::{Knobs, PdKnobs, StrategyError};
-use crate::request::{Endpoint, ParsedBody};
+use crate::request::ParsedBody;
 use crate::routing::{PromptLength, Splittable, Strategy, largest_bound};
 
 /// Tokens up to which a prompt is counted when adaptive bucket serving weighs it, even if no range ends there: the
@@ -28,10 +29,14 @@ pub struct Plan {
     pub profile: Option<String>,
     /// Knobs in force.
     pub knobs: Arc<PdKnobs>,
+    /// The engine of the pods that may serve it. (Of a strategy other than `pd`, which does not care: vLLM.)
+    pub engine: Engine,
     /// Limit on the model's requests.
     pub rate_limit: Option<RateLimit>,
     /// One leg or two.
     pub splittable: Splittable,
+    /// Why it can be only one.
+    pub whole: Option<Whole>,
     /// The client's `external-filter`, when there is one that says something.
     pub filter: Option<Selector>,
     /// What the client says about its session, when the strategy cares.
@@ -66,8 +71,11 @@ pub fn plan(
     let keeps_sessions = strategy.is_some_and(Strategy::keeps_sessions);
     let session = if keeps_sessions { Session::read(headers) } else { Session::default() };
     let rate_limit = profile.and_then(|profile| profile.rate_limit);
-    let splittable = splittable(body);
-    Ok(Plan { strategy, profile: wanted_profile, knobs, rate_limit, splittable, filter, session })
+    let engine = if strategy == Some(Strategy::Pd) { engine_of(model, filter.as_ref())? } else { None };
+    let engine = engine.unwrap_or(Engine::Vllm);
+    let whole = whole::whole(body, engine);
+    let splittable = whole::splittable(whole, engine);
+    Ok(Plan { strategy, profile: wanted_profile, knobs, rate_limit, engine, splittable, whole, filter, session })
 }
 
 /// The header `routing-strategy`; an empty one counts as absent. One that is not even text is no strategy, and must not
@@ -110,18 +118,9 @@ fn bad_strategy(name: &str, error: StrategyError) -> ApiError {
     ApiError::new(Reason::BadStrategy, format!("incorrect routing strategy {shown}: {error}"))
 }
 
-/// Only one prompt with one choice can be handed from a prefill to a decode pod (`engine-protocols` 2.5), and only
-/// generation has two phases.
-fn splittable(body: &ParsedBody) -> Splittable {
-    let generates = matches!(
-        body.endpoint,
-        Endpoint::ChatCompletions | Endpoint::Completions | Endpoint::Messages | Endpoint::Responses
-    );
-    if generates && body.choices <= 1 && body.prompt.count <= 1 { Splittable::Yes } else { Splittable::No }
-}
-
-/// The engines' dialects that PD works with here. Only pods that the filter lets pass count.
-pub fn check_engine(model: &Model, filter: Option<&Selector>) -> Result<(), ApiError> {
+/// The engine of the pods that may serve the request. PD needs one: a body made for one engine must not reach another
+/// (user report R39). Only pods that the filter lets pass count; `None` when there is none.
+fn engine_of(model: &Model, filter: Option<&Selector>) -> Result<Option<Engine>, ApiError> {
     let (engine, mixed) = match filter {
         None => (model.engine, model.engines_mixed),
         // All pods run one engine, so those that pass do.
@@ -138,13 +137,7 @@ pub fn check_engine(model: &Model, filter: Option<&Selector>) -> Result<(), ApiE
         let text = format!("pods of model {} run different engines; pd needs one", model.name);
         return Err(ApiError::new(Reason::SelectionFailed, text));
     }
-    match engine {
-        None | Some(Engine::Vllm) => Ok(()),
-        Some(engine) => {
-            let text = format!("pd is not available for engine {} of model {}", engine.name(), model.name);
-            Err(ApiError::new(Reason::EngineUnsupported, text))
-        }
-    }
+    Ok(engine)
 }
 
 impl Plan {

@@ -1,9 +1,13 @@
 //! Header lists from and to Envoy's form.
 
+use std::collections::HashMap;
+
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{
     HeaderMap as EnvoyHeaders, HeaderValue as EnvoyHeader, HeaderValueOption,
 };
+use envoy_types::pb::google::protobuf::Struct;
+use envoy_types::pb::google::protobuf::value::Kind;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// A head as Envoy sends it: pseudo headers apart.
@@ -42,6 +46,26 @@ pub fn head(envoy: EnvoyHeaders) -> Head {
     head
 }
 
+/// The address of the pod that answers, where the filter's `response_attributes` ask for `upstream.address`.
+pub fn upstream_address(attributes: &HashMap<String, Struct>) -> Option<String> {
+    attribute(attributes, "upstream.address").map(str::to_owned)
+}
+
+/// Whether Envoy answers in the place of a pod that it could not reach, or that broke off before the head of its answer,
+/// where the filter's `response_attributes` ask for `response.code_details`; `None` where they do not.
+pub fn pod_did_not_answer(attributes: &HashMap<String, Struct>) -> Option<bool> {
+    let details = attribute(attributes, "response.code_details")?;
+    // With the reason in braces: `remote_connection_failure`, `connection_termination`... An overflow is Envoy's own limit.
+    Some(details.starts_with("upstream_reset_before_response_started{") && !details.contains("{overflow"))
+}
+
+fn attribute<'a>(attributes: &'a HashMap<String, Struct>, name: &str) -> Option<&'a str> {
+    attributes.values().find_map(|group| match group.fields.get(name)?.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text.as_str()),
+        _ => None,
+    })
+}
+
 /// "Set this header to exactly this value."
 pub fn set_header(name: &str, value: &[u8]) -> HeaderValueOption {
     HeaderValueOption {
@@ -66,6 +90,24 @@ mod tests {
                 })
                 .collect(),
         }
+    }
+
+    #[test]
+    fn a_pod_that_did_not_answer_is_known_by_envoys_details() {
+        for (details, expected) in [
+            ("via_upstream", false),
+            ("", false),
+            ("upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_111}", true),
+            ("upstream_reset_before_response_started{connection_termination}", true),
+            ("upstream_reset_before_response_started{overflow}", false),
+            ("upstream_reset_after_response_started{connection_termination}", false),
+        ] {
+            let value = envoy_types::pb::google::protobuf::Value { kind: Some(Kind::StringValue(details.to_owned())) };
+            let fields = [("response.code_details".to_owned(), value)].into_iter().collect();
+            let attributes = HashMap::from([("envoy.filters.http.ext_proc".to_owned(), Struct { fields })]);
+            assert_eq!(pod_did_not_answer(&attributes), Some(expected), "{details}");
+        }
+        assert_eq!(pod_did_not_answer(&HashMap::new()), None);
     }
 
     #[test]

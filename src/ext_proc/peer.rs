@@ -11,7 +11,7 @@ use tonic::{Code, Status, Streaming};
 use super::{convert, reply};
 use crate::drive::{Incoming, Peer};
 use crate::error::{ApiError, Reason};
-use crate::exchange::{Adapter, AnswerHead, Effect, Event, RoutePlan};
+use crate::exchange::{Adapter, AnswerHead, Effect, Event, RoutePlan, is_connect_failure};
 
 /// Envoy on the other side of one stream.
 #[derive(Debug)]
@@ -20,6 +20,10 @@ pub struct EnvoyPeer {
     replies: mpsc::Sender<Result<ProcessingResponse, Status>>,
     /// The answer ended with trailers: its last (empty) chunk is no message that waits for a reply.
     trailers: bool,
+    /// The request is on its way to its pod: Envoy has had its reply to the body.
+    routed: bool,
+    /// The next event, of a message that made two.
+    next: Option<Event>,
     /// Envoy sends one body message for each request. It says "end of stream" there only when no trailers follow.
     one_body_message: bool,
 }
@@ -30,7 +34,7 @@ impl EnvoyPeer {
         messages: Streaming<ProcessingRequest>,
         replies: mpsc::Sender<Result<ProcessingResponse, Status>>,
     ) -> EnvoyPeer {
-        EnvoyPeer { messages, replies, trailers: false, one_body_message: false }
+        EnvoyPeer { messages, replies, trailers: false, routed: false, next: None, one_body_message: false }
     }
 
     async fn reply(&self, reply: ProcessingResponse) {
@@ -57,6 +61,9 @@ impl Peer for EnvoyPeer {
     const ADAPTER: Adapter = Adapter::Envoy;
 
     async fn next(&mut self) -> Incoming {
+        if let Some(event) = self.next.take() {
+            return Incoming::Event(event);
+        }
         loop {
             let message = match self.messages.message().await {
                 Ok(Some(message)) => message,
@@ -93,11 +100,20 @@ impl Peer for EnvoyPeer {
                 }
                 Some(Message::ResponseHeaders(headers)) => {
                     let head = convert::head(headers.headers.unwrap_or_default());
-                    return Incoming::Event(Event::AnswerHead(AnswerHead {
-                        status: status(head.status),
-                        headers: head.headers,
-                        end: headers.end_of_stream,
-                    }));
+                    let head =
+                        AnswerHead { status: status(head.status), headers: head.headers, end: headers.end_of_stream };
+                    // Envoy's own details know best, where the filter is set up to send them.
+                    let unanswered =
+                        convert::pod_did_not_answer(&message.attributes).unwrap_or_else(|| is_connect_failure(&head));
+                    let event = Event::AnswerHead(head);
+                    let before = if unanswered {
+                        Some(Event::NotAnswered)
+                    } else {
+                        convert::upstream_address(&message.attributes).map(Event::ServedBy)
+                    };
+                    let Some(before) = before else { return Incoming::Event(event) };
+                    self.next = Some(event);
+                    return Incoming::Event(before);
                 }
                 Some(Message::ResponseBody(body)) => {
                     return Incoming::Event(Event::AnswerChunk {
@@ -129,8 +145,19 @@ impl Peer for EnvoyPeer {
             Effect::ForwardHead(add) => self.reply(reply::forward_head(&add)).await,
             Effect::ForwardChunk if self.trailers => {}
             Effect::ForwardChunk => self.reply(reply::forward_chunk()).await,
+            Effect::ReplaceChunk(bytes) => self.reply(reply::replace_chunk(bytes)).await,
+            Effect::Answer(own) => self.reply(reply::answer(*own)).await,
             Effect::Refuse(error) => {
                 self.reply(reply::refuse(&error)).await;
+                if self.routed && error.reason != Reason::ShuttingDown {
+                    // Envoy waits for no reply now, and may take this one for a mistake. The stream's end leaves no doubt.
+                    let text = error.reason.label();
+                    let status = match error.reason {
+                        Reason::DecodeTimeout => Status::deadline_exceeded(text),
+                        _ => Status::aborted(text),
+                    };
+                    let _ = self.replies.send(Err(status)).await;
+                }
                 if error.reason == Reason::ShuttingDown {
                     let _ = self.replies.send(Err(Status::unavailable("server shutdown in progress"))).await;
                 }
@@ -140,6 +167,11 @@ impl Peer for EnvoyPeer {
                 let _ = self.replies.send(Err(Status::aborted("the answer is cut short"))).await;
             }
             Effect::Deliver(_)
+            | Effect::LookUp(_)
+            | Effect::DetachPrefill(_)
+            | Effect::Abort(_)
+            | Effect::ForwardHeld(_)
+            | Effect::DropAnswer
             | Effect::Route(_)
             | Effect::Prepare(_)
             | Effect::StartPrefill(_)
@@ -149,6 +181,7 @@ impl Peer for EnvoyPeer {
     }
 
     async fn route(&mut self, plan: RoutePlan, trace_headers: HeaderMap) {
+        self.routed = true;
         self.reply(reply::route(plan, &trace_headers)).await;
     }
 

@@ -14,7 +14,7 @@ use http::HeaderMap;
 
 use super::convert::set_header;
 use crate::error::ApiError;
-use crate::exchange::RoutePlan;
+use crate::exchange::{OwnAnswer, RoutePlan};
 
 /// Time beyond the prefill timeout that Envoy should wait, so that our own error arrives before Envoy's.
 const TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
@@ -82,6 +82,13 @@ pub fn forward_chunk() -> ProcessingResponse {
     response(Reply::ResponseBody(BodyResponse { response: None }))
 }
 
+/// Reply to a response chunk: this in its place.
+pub fn replace_chunk(bytes: Bytes) -> ProcessingResponse {
+    let mutation = Some(BodyMutation { mutation: Some(body_mutation::Mutation::Body(into_vec(bytes))) });
+    let common = CommonResponse { body_mutation: mutation, ..CommonResponse::default() };
+    response(Reply::ResponseBody(BodyResponse { response: Some(common) }))
+}
+
 /// Replies to trailers, which are not asked for but answered all the same.
 pub fn request_trailers() -> ProcessingResponse {
     response(Reply::RequestTrailers(TrailersResponse { header_mutation: None }))
@@ -92,7 +99,18 @@ pub fn response_trailers() -> ProcessingResponse {
     response(Reply::ResponseTrailers(TrailersResponse { header_mutation: None }))
 }
 
-/// The client's answer, made here.
+/// A whole answer from a prefill pod.
+pub fn answer(own: OwnAnswer) -> ProcessingResponse {
+    response(Reply::ImmediateResponse(ImmediateResponse {
+        status: Some(HttpStatus { code: 200 }),
+        headers: Some(HeaderMutation { set_headers: options(&own.headers), remove_headers: Vec::new() }),
+        body: into_vec(own.body),
+        grpc_status: None,
+        details: "answered_by_prefill".to_owned(),
+    }))
+}
+
+/// The client's error, made here.
 pub fn refuse(error: &ApiError) -> ProcessingResponse {
     response(Reply::ImmediateResponse(ImmediateResponse {
         status: Some(HttpStatus { code: i32::from(error.status.as_u16()) }),

@@ -49,11 +49,19 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
             let peers = earlier.map(|model| Arc::clone(&model.peers)).unwrap_or_default();
             let bands = earlier.map(|model| Arc::clone(&model.bands)).unwrap_or_default();
             let rate = earlier.map(|model| Arc::clone(&model.rate)).unwrap_or_default();
+            let pairs = earlier.map(|model| Arc::clone(&model.pairs)).unwrap_or_default();
             let name = Arc::clone(name);
-            (
-                Arc::clone(&name),
-                Arc::new(Model { name, snapshot_version, commit, peers, bands, rate, ..assemble(pods) }),
-            )
+            let living = Model {
+                name: Arc::clone(&name),
+                snapshot_version,
+                commit,
+                peers,
+                bands,
+                rate,
+                pairs,
+                ..assemble(pods)
+            };
+            (name, Arc::new(living))
         })
         .collect();
     let mut next = Snapshot::new(snapshot_version, models);

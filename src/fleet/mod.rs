@@ -28,7 +28,7 @@ pub use signals::Signals;
 pub use snapshot::{Fleet, Model, PartialRoleset, Roleset, Snapshot};
 
 use crate::knobs::KvConnector;
-use crate::load::LoadCell;
+use crate::load::{Health, LoadCell};
 use crate::telemetry::PodLabels;
 
 /// A pod's name: unique among living pods.
@@ -197,6 +197,8 @@ pub struct PodState {
     /// In-flight work charged by this replica. Shared with an earlier sighting of the same incarnation, if that still has
     /// some: see [`build`].
     pub load: Arc<LoadCell>,
+    /// What its last requests came to. Not shared with an earlier sighting: it came back, so it may have recovered.
+    pub health: Arc<Health>,
     /// The last scraped engine metrics.
     pub signals: ArcSwap<Signals>,
     /// Metric labels of the pod as it was first seen. They stay for the life of the incarnation, so that a gauge goes
@@ -212,7 +214,7 @@ impl PodState {
 
     /// The same over a load cell that exists.
     pub fn sharing(slot: u32, labels: Arc<PodLabels>, load: Arc<LoadCell>) -> PodState {
-        PodState { slot, load, signals: ArcSwap::from_pointee(Signals::unknown()), labels }
+        PodState { slot, load, health: Arc::default(), signals: ArcSwap::from_pointee(Signals::unknown()), labels }
     }
 }
 

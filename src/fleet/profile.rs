@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::Hints;
-use crate::knobs::{BucketServeMode, DecodePolicy, MAX_TOKENS, PdKnobs, PrefillPolicy, parse_strategy};
+use crate::knobs::{BucketServeMode, DecodePolicy, DecodeTimer, MAX_TOKENS, PdKnobs, PrefillPolicy, parse_strategy};
 
 /// The value of the request header `config-profile` that leaves the choice to the hints; any case.
 pub const AUTO: &str = "auto";
@@ -239,15 +239,8 @@ struct Fields<'a> {
     warnings: &'a mut Vec<String>,
 }
 
-/// Fields that the reference gateway acts on and this version does not: whoever sets one must not believe in it.
-const LATER: &[&str] = &[
-    "decodeAbortTimeout",
-    "decodeAbortRetryDelay",
-    "decodeFirstResponseTimeout",
-    "decodeResponseTimeout",
-    "decodeStreamIdleTimeout",
-];
-/// The same beside `routingConfig`.
+/// Fields beside `routingConfig` that the reference gateway acts on and this version does not: whoever sets one must not
+/// believe in it.
 const LATER_IN_PROFILE: &[&str] = &["requestsInflight", "ttftThresholdS"];
 
 /// Where a per-request knob is looked for, in this order.
@@ -258,11 +251,6 @@ impl<'a> Fields<'a> {
         for group in ["pd", "prefixCache"] {
             if config.get(group).is_some_and(|value| !value.is_object() && !value.is_null()) {
                 warnings.push(format!("{place}routingConfig.{group} is not an object and is ignored"));
-            }
-        }
-        for (group, fields) in [("", Some(config)), (".pd", config.get("pd").and_then(Value::as_object))] {
-            for name in LATER.iter().filter(|name| fields.is_some_and(|fields| fields.contains_key(**name))) {
-                warnings.push(format!("{place}routingConfig{group}.{name} is not built yet; it has no effect"));
             }
         }
         Fields { config, place, warnings }
@@ -390,6 +378,19 @@ impl<'a> Fields<'a> {
         let time = "a whole number of seconds, 0 or more";
         self.knob("tokenLoadTTLSeconds", time, seconds_or_zero, &mut k.token_load_ttl);
         self.knob("tokenLoadSessionTTLSeconds", time, seconds_or_zero, &mut k.token_load_session_ttl);
+        for (field, timer) in [
+            ("decodeFirstResponseTimeout", &mut k.watchdog.first_response),
+            ("decodeResponseTimeout", &mut k.watchdog.response),
+            ("decodeStreamIdleTimeout", &mut k.watchdog.stream_idle),
+        ] {
+            let mut found = None;
+            self.knob(field, NUMBER_OF_SECONDS, |value| decimal_seconds_or_zero(value).map(Some), &mut found);
+            if let Some(time) = found {
+                *timer = DecodeTimer { time, any_engine: true };
+            }
+        }
+        self.knob("decodeAbortTimeout", NUMBER_OF_SECONDS, decimal_seconds_or_zero, &mut k.abort.timeout);
+        self.knob("decodeAbortRetryDelay", NUMBER_OF_SECONDS, decimal_seconds_or_zero, &mut k.abort.retry_delay);
         self.knob("hybridCacheLoadFactor", "a number from 0 to 1", share, &mut k.hybrid_cache_load_factor);
         // This one has a group of its own (reference section 2.4).
         if let Some(factor) = self.take(&["prefixCache"], "standardDeviationFactor", number, positive) {
@@ -417,6 +418,12 @@ fn positive_tokens(value: &Value) -> Option<u64> {
 /// Bounded to 32 bits, so that no sum of times leaves the time line.
 fn seconds_or_zero(value: &Value) -> Option<Duration> {
     whole(value).and_then(|seconds| u32::try_from(seconds).ok()).map(|seconds| Duration::from_secs(seconds.into()))
+}
+
+const NUMBER_OF_SECONDS: &str = "a number of seconds, 0 or more";
+
+fn decimal_seconds_or_zero(value: &Value) -> Option<Duration> {
+    value.as_f64().filter(|seconds| (0.0..=f64::from(u32::MAX)).contains(seconds)).map(Duration::from_secs_f64)
 }
 
 fn share(value: &Value) -> Option<f64> {

@@ -1,6 +1,6 @@
 //! The immutable view that one request routes on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use super::build::Identity;
 use super::{Engine, ModelConfig, Pod, PodKey};
 use crate::bands::ModelBands;
-use crate::load::{Commit, LoadCell, PeerCell, RateWindow};
+use crate::load::{Commit, LoadCell, Pairs, PeerCell, RateWindow, Settled};
 
 /// A roleset with at least one routable prefill and one routable decode replica.
 #[derive(Clone, Debug)]
@@ -77,6 +77,10 @@ pub struct Model {
     pub bands: Arc<ModelBands>,
     /// Requests of the present second that a profile's limit counts; survives snapshots.
     pub rate: Arc<RateWindow>,
+    /// Pairs that have failed lately; survives snapshots.
+    pub pairs: Arc<Pairs>,
+    /// How far this snapshot knows that nothing is ejected.
+    pub settled: Settled,
 }
 
 /// The whole fleet at one moment.
@@ -120,8 +124,12 @@ impl Fleet {
         self.current.load_full()
     }
 
-    /// Puts a new snapshot in place.
+    /// Puts a new snapshot in place. Pairs of pods that it does not hold are forgotten.
     pub fn store(&self, snapshot: Snapshot) {
+        for model in snapshot.models.values() {
+            let slots: HashSet<u32> = model.pods.iter().map(|pod| pod.state.slot).collect();
+            model.pairs.keep(|slot| slots.contains(&slot));
+        }
         self.current.store(Arc::new(snapshot));
     }
 }

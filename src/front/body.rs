@@ -30,6 +30,8 @@ pub fn full(bytes: Bytes) -> FrontBody {
 pub struct AnswerBody {
     chunks: mpsc::Receiver<Bytes>,
     complete: Arc<AtomicBool>,
+    /// The break was put off once.
+    paused: bool,
 }
 
 /// The sending half of an [`AnswerBody`].
@@ -43,7 +45,7 @@ impl AnswerBody {
     /// Both halves, over a channel.
     pub fn new(sender: mpsc::Sender<Bytes>, receiver: mpsc::Receiver<Bytes>) -> (AnswerSender, AnswerBody) {
         let complete = Arc::new(AtomicBool::new(false));
-        let body = AnswerBody { chunks: receiver, complete: Arc::clone(&complete) };
+        let body = AnswerBody { chunks: receiver, complete: Arc::clone(&complete), paused: false };
         (AnswerSender { chunks: sender, complete }, body)
     }
 }
@@ -75,6 +77,11 @@ impl Body for AnswerBody {
         Poll::Ready(match ready!(self.chunks.poll_recv(cx)) {
             Some(chunk) => Some(Ok(Frame::data(chunk))),
             None if self.complete.load(Ordering::Acquire) => None,
+            // An error makes the connection drop what it has not written yet: first it writes.
+            None if !std::mem::replace(&mut self.paused, true) => {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             None => Some(Err(Cut)),
         })
     }

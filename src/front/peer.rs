@@ -16,7 +16,7 @@ use super::body::{AnswerBody, AnswerSender, FrontBody, full};
 use crate::drive::{Incoming, Peer};
 use crate::engines::leg::{EngineClient, LegError};
 use crate::error::{ApiError, Reason};
-use crate::exchange::{Adapter, AnswerHead, Effect, Event, RoutePlan, strip_hop_by_hop};
+use crate::exchange::{Adapter, AnswerHead, Effect, Event, OwnAnswer, RoutePlan, strip_hop_by_hop};
 
 /// Chunks on their way to a slow client before the decode pod is no longer read.
 const CHUNK_QUEUE: usize = 4;
@@ -38,8 +38,9 @@ pub fn error_response(error: &ApiError) -> Response<FrontBody> {
 }
 
 /// A decode request whose client leaves goes on for this long since it was started, so that its pod sees it: the prefill
-/// pod holds KV blocks until then. Far below what an engine needs for an answer.
-const DELIVERY: Duration = Duration::from_millis(100);
+/// pod holds KV blocks until then. Far below what an engine needs for an answer, and well within the 100 ms in which a
+/// pod has to learn that nobody waits.
+const DELIVERY: Duration = Duration::from_millis(50);
 
 type Connecting = Pin<Box<dyn Future<Output = Result<Response<HyperBody>, LegError>> + Send>>;
 
@@ -109,12 +110,13 @@ impl FrontPeer {
             Decode::Connecting(connecting, _) => match connecting.as_mut().await {
                 Err(error) => {
                     *decode = Decode::Broken;
-                    Event::DecodeFailed { detail: error.to_string() }
+                    Event::DecodeFailed { unreachable: !error.sent, detail: error.to_string() }
                 }
                 // Nobody asked for another protocol, and this connection could not carry it.
                 Ok(response) if response.status().is_informational() => {
                     *decode = Decode::Broken;
-                    Event::DecodeFailed { detail: format!("it answered {}", response.status()) }
+                    let detail = format!("it answered {}", response.status());
+                    Event::DecodeFailed { detail, unreachable: false }
                 }
                 Ok(response) => {
                     let (head, body) = response.into_parts();
@@ -133,7 +135,7 @@ impl FrontPeer {
                     }
                     Some(Err(error)) => {
                         *decode = Decode::Broken;
-                        return Event::DecodeFailed { detail: error.to_string() };
+                        return Event::DecodeFailed { detail: error.to_string(), unreachable: false };
                     }
                     Some(Ok(frame)) => {
                         if let Ok(data) = frame.into_data() {
@@ -206,6 +208,11 @@ impl Peer for FrontPeer {
     async fn apply(&mut self, effect: Effect) {
         match effect {
             Effect::ForwardHead(add) => self.send_head(&add),
+            Effect::ForwardHeld(chunk) | Effect::ReplaceChunk(chunk) => {
+                if let Some(chunks) = &self.chunks {
+                    chunks.send(chunk).await;
+                }
+            }
             Effect::ForwardChunk => {
                 let chunk = std::mem::take(&mut self.chunk);
                 if let Some(chunks) = &self.chunks {
@@ -218,6 +225,18 @@ impl Peer for FrontPeer {
                 }
             }
             Effect::Refuse(error) => self.refuse(&error),
+            Effect::DropAnswer => {
+                self.answer = None;
+                self.decode = Decode::Broken;
+            }
+            Effect::Answer(own) => {
+                if let Some(respond) = self.respond.take() {
+                    let OwnAnswer { headers, body } = *own;
+                    let mut response = Response::new(full(body));
+                    *response.headers_mut() = headers;
+                    let _ = respond.send(Reply { response, unread: None });
+                }
+            }
             // An answer whose sender goes before it is complete is cut.
             Effect::Cut => self.chunks = None,
             _ => {}

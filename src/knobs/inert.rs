@@ -12,14 +12,6 @@ pub(super) const INERT: &[(&str, &str)] = &[
     ("REDIS_PORT", LOCAL_PLANE),
     ("REDIS_PASSWORD", LOCAL_PLANE),
     ("AIBRIX_TOKEN_LOAD_SHARED_LEDGER", LOCAL_PLANE),
-    ("AIBRIX_DECODE_ABORT_TIMEOUT", WATCHDOG),
-    ("AIBRIX_DECODE_ABORT_RETRY_DELAY", WATCHDOG),
-    ("AIBRIX_DECODE_FIRST_RESPONSE_TIMEOUT", WATCHDOG),
-    ("AIBRIX_DECODE_RESPONSE_TIMEOUT", WATCHDOG),
-    ("AIBRIX_DECODE_STREAM_IDLE_TIMEOUT", WATCHDOG),
-    ("AIBRIX_TRT_MACHINE_ID", TRT),
-    ("AIBRIX_TRT_SCHEDULE_STYLE", TRT),
-    ("AIBRIX_MOONCAKE_BOOTSTRAP_PORT", "the mooncake connector is not supported yet"),
     ("AIBRIX_STATESYNC_ENABLED", LOCAL_PLANE),
     ("AIBRIX_STATESYNC_SYNC_PERIOD", LOCAL_PLANE),
     (
@@ -40,8 +32,6 @@ pub(super) const INERT: &[(&str, &str)] = &[
 
 const OWN_RATES: &str = "rates are taken from this replica's own samples of the engine metrics";
 const LOCAL_PLANE: &str = "replicas do not share state in this version, each balances on what it knows itself";
-const WATCHDOG: &str = "decode time-outs and aborts are not built yet";
-const TRT: &str = "TensorRT-LLM is not built yet";
 const REMOTE: &str = "remote tokenizers and KV events are not supported";
 
 /// `tcp://10.0.0.7:6379`: what Kubernetes puts into `REDIS_PORT` beside a service called `redis`. It is nobody's wish.

@@ -3,6 +3,7 @@
 //! [`Knobs`] is process-wide. [`PdKnobs`] is the part that a config profile may override for its own requests
 //! (`spec` section 2.4 of the reference gateway); a profile carries a ready-made, checked copy.
 
+mod decode;
 mod docs;
 mod env;
 mod inert;
@@ -18,6 +19,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use decode::{AbortKnobs, DecodeTimer, DecodeWatchdog};
 pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
 pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
@@ -144,6 +146,35 @@ pub enum KvConnector {
     Shfs,
     /// The whole prefill answer travels as `disagg_prefill_resp` (Neuron).
     Nixl,
+    /// vLLM's MooncakeConnector: both legs at once, tied by a transfer id.
+    Mooncake,
+}
+
+/// How Envoy is told where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Addressing {
+    /// The header `target-pod`: an `ORIGINAL_DST` cluster dials it.
+    TargetPod,
+    /// `x-gateway-destination-endpoint` as well: a list from which a cluster with the load-balancing policy
+    /// `override_host` takes the next one when a connection fails.
+    DestinationEndpoint,
+}
+
+/// When a pod, or a pair of pods, that fails again and again is left out for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ejection {
+    /// `TANDEM_EJECTION_FAILURES` (5): failures in a row; 0 = never.
+    pub failures: u32,
+    /// `TANDEM_EJECTION_SECONDS` (10 s): for how long at first; doubled each time.
+    pub base: Duration,
+    /// `TANDEM_EJECTION_MAX_SECONDS` (300 s): for how long at most.
+    pub max: Duration,
+}
+
+impl Default for Ejection {
+    fn default() -> Self {
+        Ejection { failures: 5, base: Duration::from_secs(10), max: Duration::from_mins(5) }
+    }
 }
 
 /// How the prefix index turns a prompt into bytes to hash (`AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE`).
@@ -199,9 +230,19 @@ pub struct PdKnobs {
     pub decode_output_growth: bool,
     /// `AIBRIX_HYBRID_CACHE_LOAD_FACTOR` (0.5, 0 to 1): discount of a full prefix match in `hybrid_cache_load`.
     pub hybrid_cache_load_factor: f64,
-    /// `TANDEM_KV_LEASE_SECONDS` (30 s): how long a prefill pod keeps the KV blocks of a request that its decode pod
-    /// never took over; they stay charged for so long.
-    pub kv_lease: Duration,
+    /// `TANDEM_KV_LEASE_SECONDS` (unset): how long a prefill pod keeps the KV blocks of a request that its decode pod
+    /// never took over; they stay charged for so long. `None` = by what the pod's hand-off says of its version.
+    pub kv_lease: Option<Duration>,
+    /// `TANDEM_HANDOFF_DEADLINE_SECONDS` (20 s): a hand-off that is older is not used any more.
+    pub handoff_deadline: Duration,
+    /// Bounds on decode pods that do not answer.
+    pub watchdog: DecodeWatchdog,
+    /// How SGLang decode pods are told to stop.
+    pub abort: AbortKnobs,
+    /// `AIBRIX_TRT_SCHEDULE_STYLE` (`context_first`): TensorRT-LLM gets both legs at once.
+    pub trt_generation_first: bool,
+    /// `AIBRIX_MOONCAKE_BOOTSTRAP_PORT` (8998): where vLLM's Mooncake connector answers `/query` on prefill pods.
+    pub mooncake_port: u16,
     /// `AIBRIX_KV_CONNECTOR_TYPE` (`shfs`); a prefill pod's label `model.aibrix.ai/kv-connector-type` wins.
     pub kv_connector: KvConnector,
 }
@@ -229,7 +270,12 @@ impl Default for PdKnobs {
             token_load_session_ttl: Duration::from_mins(30),
             decode_output_growth: true,
             hybrid_cache_load_factor: 0.5,
-            kv_lease: Duration::from_secs(30),
+            kv_lease: None,
+            handoff_deadline: Duration::from_secs(20),
+            watchdog: DecodeWatchdog::default(),
+            abort: AbortKnobs::default(),
+            trt_generation_first: false,
+            mooncake_port: 8998,
             kv_connector: KvConnector::Shfs,
         }
     }
@@ -358,6 +404,12 @@ pub struct Knobs {
     pub max_sessions: usize,
     /// `TANDEM_EXPLAIN` (false): the request header `x-tandem-explain: 1` is answered.
     pub explain: bool,
+    /// `AIBRIX_TRT_MACHINE_ID` (0): tells the ids of this replica's TensorRT-LLM requests from those of others.
+    pub trt_machine_id: u16,
+    /// `TANDEM_ADDRESSING` (`target-pod`).
+    pub addressing: Addressing,
+    /// Pods and pairs that fail.
+    pub ejection: Ejection,
     /// Bounds.
     pub limits: Limits,
     /// Shutdown.

@@ -113,6 +113,22 @@ pub(super) fn decimal_seconds(text: &str) -> Result<Duration, Expected> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// Seconds with decimals, 0 allowed.
+pub(super) fn decimal_seconds_or_zero(text: &str) -> Result<Duration, Expected> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| (0.0..=f64::from(u32::MAX)).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or("a number from 0 to 4294967295")
+}
+
+/// A network port.
+pub(super) fn port(text: &str) -> Result<u16, Expected> {
+    text.parse().ok().filter(|port| *port > 0).ok_or("a whole number from 1 to 65535")
+}
+
+/// How many failures in a row; 0 = never.
+pub(super) fn count_or_zero(text: &str) -> Result<u32, Expected> {
+    text.parse().map_err(|_| "a whole number from 0 to 4294967295")
+}
+
 /// Comma-separated `key=value` pairs with percent-encoded values: `OTEL_RESOURCE_ATTRIBUTES` and the OTLP headers.
 pub(super) fn pairs(text: &str) -> Result<Vec<(String, String)>, Expected> {
     const EXPECTED: Expected = "comma-separated key=value pairs";

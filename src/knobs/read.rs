@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
-    Drain, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs, Secret, Tokenizer,
-    inert, otel, parse_strategy, settings,
+    Addressing, Drain, Ejection, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs,
+    Secret, Tokenizer, decode, inert, otel, parse_strategy, settings,
 };
 
 /// What an ext_proc message holds beside the body: field headers, attributes, metadata.
@@ -205,6 +205,13 @@ impl Knobs {
         let pd = Arc::new(read_pd(&mut reader, &mut refusals));
         let max_sessions = reader.value("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", 100_000, parse::sessions, usize::to_string);
         let explain = reader.value("TANDEM_EXPLAIN", false, parse::boolean, bool::to_string);
+        let trt_machine_id = read_machine_id(&mut reader, &mut refusals);
+        let addressing = reader.choice(
+            "TANDEM_ADDRESSING",
+            Addressing::TargetPod,
+            &[("target-pod", Addressing::TargetPod), ("destination-endpoint", Addressing::DestinationEndpoint)],
+        );
+        let ejection = read_ejection(&mut reader);
         let limits = read_limits(&mut reader);
         let drain = Drain {
             propagation: reader.value(
@@ -231,6 +238,9 @@ impl Knobs {
             pd,
             max_sessions,
             explain,
+            trt_machine_id,
+            addressing,
+            ejection,
             limits,
             drain,
             scrape,
@@ -258,6 +268,7 @@ fn read_log(reader: &mut Reader<'_>) -> LogKnobs {
 
 fn read_pd(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> PdKnobs {
     let default = PdKnobs::default();
+    let (watchdog, abort) = decode::read(reader);
     let number =
         |reader: &mut Reader<'_>, name, default| reader.value(name, default, parse::positive_number, f64::to_string);
     PdKnobs {
@@ -347,23 +358,61 @@ fn read_pd(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> PdKnobs {
             parse::share,
             f64::to_string,
         ),
-        kv_lease: reader.value("TANDEM_KV_LEASE_SECONDS", default.kv_lease, parse::seconds_or_zero, secs),
+        kv_lease: reader.optional("TANDEM_KV_LEASE_SECONDS", parse::seconds_or_zero, secs),
+        handoff_deadline: reader.value(
+            "TANDEM_HANDOFF_DEADLINE_SECONDS",
+            default.handoff_deadline,
+            parse::decimal_seconds,
+            |time| time.as_secs_f64().to_string(),
+        ),
+        watchdog,
+        abort,
+        trt_generation_first: reader.choice(
+            "AIBRIX_TRT_SCHEDULE_STYLE",
+            default.trt_generation_first,
+            &[("context_first", false), ("generation_first", true)],
+        ),
+        mooncake_port: reader.value(
+            "AIBRIX_MOONCAKE_BOOTSTRAP_PORT",
+            default.mooncake_port,
+            parse::port,
+            u16::to_string,
+        ),
         kv_connector: read_connector(reader, default.kv_connector, refusals),
     }
 }
 
-/// The reference fails every request on an unknown connector, and accepts `mooncake` without acting on it. Both are
-/// better told at the start.
+/// The reference fails every request on an unknown connector, which is better told at the start.
 fn read_connector(reader: &mut Reader<'_>, default: KvConnector, refusals: &mut Vec<String>) -> KvConnector {
     const NAME: &str = "AIBRIX_KV_CONNECTOR_TYPE";
     match reader.raw(NAME).as_deref() {
-        None | Some("shfs" | "nixl") => {}
-        Some("mooncake") => {
-            refusals.push(format!("{NAME} is \"mooncake\", which is not supported yet; use shfs or nixl"));
-        }
-        Some(other) => refusals.push(format!("{NAME} is {:?}, but must be shfs or nixl", shorten(other))),
+        None | Some("shfs" | "nixl" | "mooncake") => {}
+        Some(other) => refusals.push(format!("{NAME} is {:?}, but must be shfs, nixl or mooncake", shorten(other))),
     }
-    reader.choice(NAME, default, &[("shfs", KvConnector::Shfs), ("nixl", KvConnector::Nixl)])
+    let choices = [("shfs", KvConnector::Shfs), ("nixl", KvConnector::Nixl), ("mooncake", KvConnector::Mooncake)];
+    reader.choice(NAME, default, &choices)
+}
+
+/// Two replicas that share pods must not share this number, so a number that cannot be meant stops the start.
+fn read_machine_id(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> u16 {
+    const NAME: &str = "AIBRIX_TRT_MACHINE_ID";
+    const EXPECTED: &str = "a whole number from 0 to 1023";
+    if let Some(text) = reader.raw(NAME)
+        && text.parse::<u16>().ok().is_none_or(|id| id > 1023)
+    {
+        refusals.push(format!("{NAME} is {:?}, but must be {EXPECTED}", shorten(&text)));
+    }
+    reader.value(NAME, 0, |text| text.parse().map_err(|_| EXPECTED), u16::to_string)
+}
+
+fn read_ejection(reader: &mut Reader<'_>) -> Ejection {
+    let default = Ejection::default();
+    let time = |reader: &mut Reader<'_>, name, default| reader.value(name, default, parse::seconds, secs);
+    Ejection {
+        failures: reader.value("TANDEM_EJECTION_FAILURES", default.failures, parse::count_or_zero, u32::to_string),
+        base: time(reader, "TANDEM_EJECTION_SECONDS", default.base),
+        max: time(reader, "TANDEM_EJECTION_MAX_SECONDS", default.max),
+    }
 }
 
 fn read_limits(reader: &mut Reader<'_>) -> Limits {

@@ -1,5 +1,7 @@
 //! The table of settings: what `docs/configuration.md` and the start-up report list, in this order.
 
+mod otel;
+
 /// One variable for the reader of the documentation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Described {
@@ -219,20 +221,115 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             one(
                 "TANDEM_KV_LEASE_SECONDS",
-                "30",
+                "unset",
                 "seconds, 0 allowed",
                 "",
                 "How long the KV blocks of a finished prefill stay charged when its decode pod did not take the request. \
-                 vLLM keeps them for `kv_lease_duration` (30 s since 0.32, 480 s before).",
+                 Unset: as long as the engine keeps them. (vLLM: 120 s up to 0.11, then 480 s, since 0.32 a lease of \
+                 30 s: told by the fields of its hand-off. Mooncake: 480 s. TensorRT-LLM: 60 s.)",
+            ),
+            one(
+                "TANDEM_HANDOFF_DEADLINE_SECONDS",
+                "20",
+                "seconds, decimals allowed",
+                "",
+                "A hand-off that may be older than this when it is to be used is thrown away and the prefill made again: \
+                 behind the engine's lease, another prompt's blocks may lie there. Keep it well below that lease.",
             ),
             one(
                 "AIBRIX_KV_CONNECTOR_TYPE",
                 "shfs",
-                "`shfs` or `nixl`",
+                "`shfs`, `nixl` or `mooncake`",
                 "",
                 "What moves the KV cache between vLLM pods; the pod label `model.aibrix.ai/kv-connector-type` wins. \
                  Any other value stops the start.",
             ),
+            one(
+                "AIBRIX_MOONCAKE_BOOTSTRAP_PORT",
+                "8998",
+                "port",
+                "",
+                "Where prefill pods with vLLM's Mooncake connector answer `/query`.",
+            ),
+            one(
+                "AIBRIX_TRT_SCHEDULE_STYLE",
+                "context_first",
+                "`context_first` or `generation_first`",
+                "",
+                "Whether TensorRT-LLM's two legs go one after the other, or at once.",
+            ),
+            one(
+                "AIBRIX_TRT_MACHINE_ID",
+                "0",
+                "0 to 1023",
+                "",
+                "Part of the ids of TensorRT-LLM requests: replicas that share pods need one each. Any other value stops \
+                 the start.",
+            ),
+            one(
+                "TANDEM_ADDRESSING",
+                "target-pod",
+                "`target-pod` or `destination-endpoint`",
+                "",
+                "How Envoy is told the pod. `destination-endpoint` also sets `x-gateway-destination-endpoint`: the decode \
+                 pod and, where the engine allows it, those that may take its place when it cannot be reached.",
+            ),
+        ],
+    },
+    Group {
+        title: "Decode pods that do not answer",
+        settings: &[
+            one(
+                "AIBRIX_DECODE_FIRST_RESPONSE_TIMEOUT",
+                "60",
+                "seconds, 0 = off",
+                "pd.decodeFirstResponseTimeout",
+                "From the end of the prefill leg to the first event of a stream. Holds for SGLang; in a profile, for every \
+                 engine, as the next two do.",
+            ),
+            one(
+                "AIBRIX_DECODE_RESPONSE_TIMEOUT",
+                "0",
+                "seconds, 0 = off",
+                "pd.decodeResponseTimeout",
+                "From the end of the prefill leg to the end of an answer that is not a stream.",
+            ),
+            one(
+                "AIBRIX_DECODE_STREAM_IDLE_TIMEOUT",
+                "120",
+                "seconds, 0 = off",
+                "pd.decodeStreamIdleTimeout",
+                "Longest gap between two events of a stream. Comments are no events.",
+            ),
+            one(
+                "AIBRIX_DECODE_ABORT_TIMEOUT",
+                "3",
+                "seconds, 0 = no aborts",
+                "pd.decodeAbortTimeout",
+                "Bound on one `/abort_request` to an SGLang pod.",
+            ),
+            one(
+                "AIBRIX_DECODE_ABORT_RETRY_DELAY",
+                "2",
+                "seconds, 0 = one abort only",
+                "pd.decodeAbortRetryDelay",
+                "Until the second abort: the first can overtake the request that it is about.",
+            ),
+            one(
+                "TANDEM_EJECTION_FAILURES",
+                "5",
+                "failures in a row, 0 = never",
+                "",
+                "After so many, a pod or a pair of pods gets no requests for a while. Overload (429, 503) does not count.",
+            ),
+            one(
+                "TANDEM_EJECTION_SECONDS",
+                "10",
+                "seconds",
+                "",
+                "For how long at first; doubled each time, and up to a fifth longer.",
+            ),
+            one("TANDEM_EJECTION_MAX_SECONDS", "300", "seconds", "", "For how long at most."),
         ],
     },
     Group {
@@ -361,58 +458,5 @@ pub(super) const GROUPS: &[Group] = &[
             ),
         ],
     },
-    Group {
-        title: "OpenTelemetry",
-        settings: &[
-            one(
-                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-                "unset",
-                "URL",
-                "",
-                "Where spans go, path included. Setting this or the next turns tracing on.",
-            ),
-            one(
-                "OTEL_EXPORTER_OTLP_ENDPOINT",
-                "unset",
-                "URL",
-                "",
-                "Where spans go; over HTTP, `/v1/traces` is appended.",
-            ),
-            one("OTEL_SDK_DISABLED", "false", "boolean", "", "Turns tracing off."),
-            one("OTEL_TRACES_EXPORTER", "otlp", "`otlp` or `none`", "", "`none` turns tracing off."),
-            one("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "unset", "see next", "", "Wins over the next."),
-            one("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "`grpc`, `http/protobuf` or `http`", "", "How spans are sent."),
-            one("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "unset", "`key=value,…`, secret", "", "Wins over the next."),
-            one(
-                "OTEL_EXPORTER_OTLP_HEADERS",
-                "unset",
-                "`key=value,…`, secret",
-                "",
-                "Sent with each export; values are percent-encoded.",
-            ),
-            one("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "unset", "milliseconds", "", "Wins over the next."),
-            one("OTEL_EXPORTER_OTLP_TIMEOUT", "10000", "milliseconds", "", "Bound on one export."),
-            one(
-                "OTEL_EXPORTER_OTLP_INSECURE",
-                "false",
-                "boolean",
-                "",
-                "Sends an `https` endpoint's spans in the clear. This build has no TLS towards collectors, so \
-                 that an `https` endpoint without it is an error.",
-            ),
-            one("OTEL_SERVICE_NAME", "aibrix-gateway-plugin", "text", "", "Resource attribute `service.name`."),
-            one("OTEL_RESOURCE_ATTRIBUTES", "unset", "`key=value,…`", "", "Further resource attributes."),
-            one(
-                "OTEL_TRACES_SAMPLER",
-                "parentbased_always_on",
-                "`always_on`, `always_off`, `traceidratio`, or one of these after `parentbased_`",
-                "",
-                "Which traces are recorded.",
-            ),
-            one("OTEL_TRACES_SAMPLER_ARG", "1", "0 to 1", "", "Share of traces for the `traceidratio` samplers."),
-            one("OTEL_BSP_MAX_QUEUE_SIZE", "2048", "spans", "", "Spans waiting for export; more are dropped."),
-            one("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "512", "spans", "", "Spans sent together."),
-            one("OTEL_BSP_SCHEDULE_DELAY", "5000", "milliseconds", "", "Longest wait before an export."),
-        ],
-    },
+    otel::OTEL,
 ];

@@ -212,7 +212,7 @@ fn token_and_bucket_knobs_are_taken() {
         token_load_session_ttl: Duration::ZERO,
         decode_output_growth: false,
         hybrid_cache_load_factor: 0.0,
-        kv_lease: Duration::from_mins(8),
+        kv_lease: Some(Duration::from_mins(8)),
         ..PdKnobs::default()
     };
     assert_eq!((&*knobs.pd, knobs.max_sessions, knobs.explain), (&expected, 7, true));
@@ -226,11 +226,20 @@ fn a_long_bad_value_is_cut() {
 
 #[test]
 fn an_unknown_connector_refuses_the_start() {
-    for (value, text) in [("mooncake", "not supported yet"), ("rdma", "must be shfs or nixl"), ("SHFS", "must be")] {
+    for (value, text) in [("rdma", "must be shfs, nixl or mooncake"), ("SHFS", "must be")] {
         let refusal = Knobs::read(&map(&[("AIBRIX_KV_CONNECTOR_TYPE", value)])).unwrap_err();
         assert_eq!(refusal.reasons.len(), 1);
         assert!(refusal.to_string().contains(text) && refusal.to_string().contains(value), "{refusal}");
     }
+}
+
+#[test]
+fn a_machine_id_out_of_range_refuses_the_start() {
+    for bad in ["1024", "-1", "one", "70000"] {
+        let refusal = Knobs::read(&map(&[("AIBRIX_TRT_MACHINE_ID", bad)])).unwrap_err();
+        assert!(refusal.to_string().contains("0 to 1023"), "{refusal}");
+    }
+    assert_eq!(read(&[("AIBRIX_TRT_MACHINE_ID", "1023")]).0.trt_machine_id, 1023);
 }
 
 #[test]

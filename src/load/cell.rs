@@ -174,6 +174,11 @@ impl DecodeCharge {
 
     /// Releases after a complete answer, which the drain rate counts.
     pub fn complete(self) {
+        self.note_completed();
+    }
+
+    /// The answer is complete, which the drain rate counts.
+    pub fn note_completed(&self) {
         self.pod.load.completed.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -7,6 +7,7 @@
 mod cell;
 mod claim;
 mod commit;
+mod health;
 mod ledger;
 mod peers;
 mod rate;
@@ -22,6 +23,10 @@ mod tokens;
 pub use cell::{DecodeCharge, LoadCell, LoadView, PrefillCharge};
 pub use claim::{SweepReason, TokenLoad, TokenView};
 pub use commit::{Commit, CommitToken};
+pub use health::{
+    EjectionPolicy, Ejections, Health, HealthView, MAX_PAIRS, PairHealth, Pairs, Probe, Probes, Report, Settled,
+    Verdicts,
+};
 pub use ledger::{Ledger, Swept, TokenCharges};
 pub use peers::{PeerCell, Peers};
 pub use rate::{RateCharge, RateWindow};

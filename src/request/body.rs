@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::multipart::Form;
-use super::scan::{Field, JsonObject, decode_string};
+use super::scan::{Field, JsonObject, decode_string, each_element};
 use super::{Endpoint, Prompt};
 
 /// The body cannot be used. Each becomes a 400.
@@ -41,9 +41,10 @@ pub struct ParsedBody {
     pub stream: bool,
     /// `stream_options.include_usage`.
     pub include_usage: bool,
-    /// `n` (1 when absent or unusable), or `best_of` when that is larger.
+    /// `n` (1 when absent or unusable), or `best_of` when that is larger. `/generate` has it in `sampling_params`.
     pub choices: u64,
-    /// `max_tokens`, else `max_completion_tokens`, else (responses only) `max_output_tokens`. (Which of the two an engine prefers is its own affair.)
+    /// `max_tokens`, else `max_completion_tokens`, else (responses only) `max_output_tokens`. (Which of the two an engine
+    /// prefers is its own affair.) `/generate` has `sampling_params.max_new_tokens`.
     pub max_tokens: Option<u64>,
     /// The prompt.
     pub prompt: Prompt,
@@ -65,11 +66,14 @@ impl ParsedBody {
         };
         let prompt = Prompt::read(endpoint, &object)?;
         let count = |key| object.get(key).and_then(read_count);
-        let choices = count("n").unwrap_or(1).max(count("best_of").unwrap_or(1)).max(1);
-        let max_tokens = count("max_tokens").or_else(|| count("max_completion_tokens")).or_else(|| {
-            // The name that this endpoint has for it.
-            if endpoint == Endpoint::Responses { count("max_output_tokens") } else { None }
-        });
+        let (choices, max_tokens) = match endpoint {
+            Endpoint::Generate => read_sampling(object.get("sampling_params").unwrap_or_default()),
+            // The name that this endpoint has for it comes last.
+            Endpoint::Responses => (None, count("max_output_tokens")),
+            _ => (None, None),
+        };
+        let choices = choices.or(count("n")).unwrap_or(1).max(count("best_of").unwrap_or(1)).max(1);
+        let max_tokens = count("max_tokens").or_else(|| count("max_completion_tokens")).or(max_tokens);
         let include_usage = object
             .get("stream_options")
             .and_then(|options| JsonObject::parse(options.as_bytes()).ok())
@@ -120,6 +124,26 @@ fn read_model(object: &JsonObject<'_>) -> Result<Arc<str>, BodyError> {
         Some(_) => Err(BodyError::NoModel("field \"model\" must not be empty".into())),
         None => Err(BodyError::NoModel("field \"model\" must be valid Unicode".into())),
     }
+}
+
+/// `n` and `max_new_tokens` of `/generate`, whose sampling parameters are an object, or one for each prompt: the largest.
+fn read_sampling(params: &str) -> (Option<u64>, Option<u64>) {
+    let (mut choices, mut max_tokens) = (None, None);
+    let mut read = |params: &str| {
+        if let Ok(params) = JsonObject::parse(params.as_bytes()) {
+            let count = |key| params.get(key).and_then(read_count);
+            choices = choices.max(count("n"));
+            max_tokens = max_tokens.max(count("max_new_tokens"));
+        }
+        true
+    };
+    if params.starts_with('[') {
+        // The body was scanned as a whole before, so this cannot fail.
+        let _ = each_element(params, read);
+    } else {
+        read(params);
+    }
+    (choices, max_tokens)
 }
 
 /// A non-negative whole number in any spelling that the engines' validation takes as one: `2`, `2.0`, `2e0`, `"2"`.

@@ -25,11 +25,13 @@ pub enum Endpoint {
     AudioTranscriptions,
     /// `/v1/audio/translations`
     AudioTranslations,
+    /// `/generate`, SGLang's own API.
+    Generate,
 }
 
 impl Endpoint {
     /// Every endpoint.
-    pub const ALL: [Endpoint; 11] = [
+    pub const ALL: [Endpoint; 12] = [
         Endpoint::ChatCompletions,
         Endpoint::Messages,
         Endpoint::Completions,
@@ -41,6 +43,7 @@ impl Endpoint {
         Endpoint::VideoGenerations,
         Endpoint::AudioTranscriptions,
         Endpoint::AudioTranslations,
+        Endpoint::Generate,
     ];
 
     /// The endpoint of a request path. The path must match exactly; a query string is ignored, and a fragment, which
@@ -67,6 +70,7 @@ impl Endpoint {
             Endpoint::VideoGenerations => "/v1/video/generations",
             Endpoint::AudioTranscriptions => "/v1/audio/transcriptions",
             Endpoint::AudioTranslations => "/v1/audio/translations",
+            Endpoint::Generate => "/generate",
         }
     }
 
@@ -92,7 +96,9 @@ mod tests {
             assert_eq!(Endpoint::from_path(&format!("/{path}")), None);
             assert_eq!(Endpoint::from_path(&path.to_uppercase()), None);
         }
-        for unknown in ["", "/", "?", "/v1/models", "/v1", "/v1/chat", "/v1/chat/completions2", "v1/completions"] {
+        for unknown in
+            ["", "/", "?", "/v1/models", "/v1", "/v1/chat", "/v1/chat/completions2", "v1/completions", "generate"]
+        {
             assert_eq!(Endpoint::from_path(unknown), None, "{unknown}");
         }
     }

@@ -57,6 +57,7 @@ impl Prompt {
             Endpoint::ChatCompletions | Endpoint::Messages => chat(body),
             Endpoint::Responses => responses(body),
             Endpoint::Completions => completions(body),
+            Endpoint::Generate => generate(body),
             Endpoint::Embeddings => embeddings(body),
             Endpoint::Rerank => rerank(body),
             Endpoint::Classify => classify(body),
@@ -243,8 +244,29 @@ fn completions(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
             None => required(body, "prompt").map(|_| Prompt::none()),
         };
     };
-    let wrong =
-        || invalid("field \"prompt\" must be a string, a list of strings, a list of token ids or a list of such lists");
+    one_or_several(prompt, "prompt")
+}
+
+/// `/generate` has a name for each form of a prompt; what several of them mean is the engine's to judge.
+fn generate(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
+    for key in ["text", "input_ids"] {
+        if let Some(prompt) = body.get_non_null(key) {
+            return one_or_several(prompt, key);
+        }
+    }
+    match body.get_non_null("input_embeds") {
+        Some(_) => Ok(Prompt::none()),
+        None => Err(invalid("one of the fields \"text\", \"input_ids\" and \"input_embeds\" is required")),
+    }
+}
+
+/// A string, a list of strings, a list of token ids or a list of such lists.
+fn one_or_several(prompt: &str, key: &str) -> Result<Prompt, BodyError> {
+    let wrong = || {
+        invalid(format!(
+            "field \"{key}\" must be a string, a list of strings, a list of token ids or a list of such lists"
+        ))
+    };
     if prompt.starts_with('"') {
         let mut texts = Texts::default();
         texts.push(prompt);

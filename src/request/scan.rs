@@ -128,7 +128,7 @@ fn syntax(error: &serde_json::Error) -> ScanError {
 }
 
 /// Where `part`, which was borrowed from `text`, lies in it.
-fn span_in(text: &str, part: &str) -> Range<usize> {
+pub fn span_in(text: &str, part: &str) -> Range<usize> {
     let start = part.as_ptr().addr().saturating_sub(text.as_ptr().addr());
     start..start.saturating_add(part.len())
 }

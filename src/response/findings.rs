@@ -12,6 +12,10 @@ pub(super) struct Findings {
     pub(super) usage: UsageSum,
     pub(super) done: bool,
     pub(super) error: bool,
+    /// Where in the body the event ends that said so, bytes from the start.
+    pub(super) error_end: Option<u64>,
+    /// Something was generated: an event that neither opens the answer nor reports an error.
+    pub(super) content: bool,
     /// Documents that were parsed: what an answer costs beyond the scan of its bytes.
     pub(super) parsed: u64,
 }

@@ -32,6 +32,10 @@ pub(super) struct EventReader {
     event: Event,
     /// Events with data other than end markers and pings.
     data_events: u64,
+    /// Bytes up to the end of the last line.
+    ended: u64,
+    /// Bytes of the line whose end has not come yet, also those beyond the limit.
+    kept: usize,
 }
 
 /// The event that is being put together.
@@ -66,6 +70,8 @@ impl EventReader {
             at_start: true,
             event: Event::default(),
             data_events: 0,
+            ended: 0,
+            kept: 0,
         }
     }
 
@@ -76,23 +82,35 @@ impl EventReader {
     pub(super) fn feed(&mut self, mut bytes: &[u8], findings: &mut Findings) {
         while !bytes.is_empty() {
             if std::mem::take(&mut self.after_cr) {
-                bytes = bytes.strip_prefix(b"\n").unwrap_or(bytes);
+                if let Some(rest) = bytes.strip_prefix(b"\n") {
+                    bytes = rest;
+                    self.ended += 1;
+                }
                 if bytes.is_empty() {
                     return;
                 }
             }
             let Some((line, rest)) = memchr::memchr2(b'\n', b'\r', bytes).and_then(|end| bytes.split_at_checked(end))
             else {
+                self.kept += bytes.len();
                 self.keep(bytes);
                 return;
             };
             self.after_cr = rest.first() == Some(&b'\r');
             bytes = rest.get(1..).unwrap_or_default();
+            let before = self.ended;
+            let blank = line.is_empty() && self.line.is_empty();
+            self.ended += (self.kept + line.len() + 1) as u64;
+            self.kept = 0;
             if self.line.is_empty() && !self.line_too_long {
                 self.end_line(line, line.len() > MAX_EVENT_BYTES, findings);
             } else {
                 self.keep(line);
                 self.end_kept_line(findings);
+            }
+            if findings.error && findings.error_end.is_none() {
+                // A blank line ends the event that it belongs to; any other line comes after it.
+                findings.error_end = Some(if blank { self.ended } else { before });
             }
         }
     }
@@ -163,17 +181,22 @@ impl EventReader {
         let mut event = std::mem::take(&mut self.event);
         if event.too_long {
             self.data_events += 1;
+            findings.content = true;
         } else if event.lines > 0 && !event.data.trim_ascii().is_empty() {
             match event.kind {
                 EventKind::Plain | EventKind::Ping => {}
                 EventKind::Error => findings.event_type("error"),
                 EventKind::Terminal(name) => findings.event_type(name),
             }
-            self.data_events += u64::from(event.kind != EventKind::Ping && !is_ping(&event.data));
+            let ping = event.kind == EventKind::Ping || is_ping(&event.data);
+            self.data_events += u64::from(!ping);
             if self.needles.hit(&event.data) && !findings.document(&event.data) && event.lines > 1 {
                 for line in event.data.split(|byte| *byte == b'\n') {
                     findings.document(line);
                 }
+            }
+            if !findings.content {
+                findings.content = !ping && !findings.error && !is_opening(&event.data);
             }
         }
         if event.data.capacity() <= KEEP_CAPACITY {
@@ -209,6 +232,15 @@ fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 /// Anthropic's keep-alive, in the form without an `event:` line.
 fn is_ping(data: &[u8]) -> bool {
     data.len() <= 32 && memchr::memmem::find(data, b"\"ping\"").is_some()
+}
+
+/// An event with which an answer opens before anything is generated: the role of a chat message without text, the first
+/// events of the Messages and Responses APIs.
+fn is_opening(data: &[u8]) -> bool {
+    let has = |text: &[u8]| memchr::memmem::find(data, text).is_some();
+    let role = has(b"\"role\":") && (has(b"\"content\":\"\"") || has(b"\"content\":null") || !has(b"\"content\":"));
+    let named = [b"\"message_start\"".as_slice(), b"\"response.created\"", b"\"response.in_progress\""];
+    (role && !has(b"\"tool_calls\":[")) || named.iter().any(|name| has(name))
 }
 
 /// Whether the text is a complete JSON object.

@@ -101,6 +101,17 @@ impl AnswerWatch {
         self.findings.error
     }
 
+    /// Where the first such event of a stream ends, in bytes from the start of the body: what follows must not make the
+    /// answer look complete.
+    pub fn error_end(&self) -> Option<u64> {
+        self.findings.error_end
+    }
+
+    /// A stream has brought something generated: more than the opening of a message, keep-alives, or an error.
+    pub fn content(&self) -> bool {
+        self.findings.content
+    }
+
     /// A counter that grows with every sign of work: in a stream, events with data that are neither keep-alives nor
     /// the end marker (a comment is no progress); in any other body, chunks.
     pub fn progress(&self) -> u64 {

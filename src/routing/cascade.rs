@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::eligibility::{Candidate, Pool};
+use super::eligibility::{Candidate, Eligible, Pool};
 use super::least::{Least, least};
 use super::{
     Context, Decision, Explanation, FastPaths, Fate, MissingSignals, RequestFacts, RoutingError, Scores, SingleReason,
-    Strategy, Target, Ties, TokenCost, band, combined, decode, explain, pair, plain, prefill, together, unsplittable,
+    Strategy, Target, Ties, TokenCost, band, combined, decode, ejections, explain, pair, plain, prefill, together,
+    unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
@@ -27,9 +28,10 @@ pub(super) struct Question<'a> {
 /// Decides on the loads as they are now.
 pub(super) fn decide(
     question: Question<'_>,
-    pool: &Pool<'_>,
+    eligible: &Eligible<'_>,
     matches: &prefill::Matches,
 ) -> Result<Decision, RoutingError> {
+    let Eligible { pool, exclusions, left_out, ignored } = eligible;
     let Question { request, strategy, knobs, context, .. } = question;
     let mut rng = Rng::new(context.seed);
     let single = |pod: &Arc<Pod>, reason, candidates, scores, fast_paths| Decision {
@@ -43,6 +45,7 @@ pub(super) fn decide(
         scores,
         missing: MissingSignals::default(),
         tokens: TokenCost::default(),
+        ejections_ignored: false,
         explanation: Explanation::default(),
     };
     let decision = match pool {
@@ -85,13 +88,18 @@ pub(super) fn decide(
                 let single = single(pod, SingleReason::CombinedIdle, combined.len(), scores, FastPaths::default());
                 Some(Decision { explanation, ..single })
             } else {
-                pick_pair(question, prefills, decodes, matches, &mut rng)
+                pick_pair(question, (prefills, decodes), exclusions, matches, &mut rng)
             }
         }
     };
     // Every list is checked not to be empty when it is gathered, so there is always somebody; if that ever breaks,
     // "no pods" is the truth about an empty list.
-    decision.ok_or(RoutingError::NoPods)
+    let mut decision = decision.ok_or(RoutingError::NoPods)?;
+    decision.ejections_ignored = *ignored;
+    if !exclusions.is_empty() {
+        ejections::explain(&mut decision, left_out, exclusions, context);
+    }
+    Ok(decision)
 }
 
 /// The signals that the policies want and that no candidate has (user report R43). What is known decides without them.
@@ -111,20 +119,32 @@ fn missing(knobs: &PdKnobs, facts: &[decode::Facts], any_mean: bool) -> MissingS
     missing
 }
 
+/// How many shared the score of the best of the roleset; 1 when another was chosen in its place.
+fn ties(best: &[Least<usize>], roleset: usize, chosen: usize) -> usize {
+    let best = best.get(roleset).filter(|best| best.winner().is_some_and(|(id, _)| id == chosen));
+    best.map_or(1, Least::ties)
+}
+
 fn pick_pair(
     question: Question<'_>,
-    prefills: &[Candidate<'_>],
-    decodes: &[Candidate<'_>],
+    (prefills, decodes): (&[Candidate<'_>], &[Candidate<'_>]),
+    exclusions: &ejections::Exclusions,
     matches: &prefill::Matches,
     rng: &mut Rng,
 ) -> Option<Decision> {
     let Question { model, request, knobs, context, .. } = question;
     let rolesets = model.rolesets.len();
-    let counts: Vec<u64> = prefills.iter().map(|candidate| candidate.pod.state.load.view().prefills).collect();
+    let counts: Vec<u64> =
+        prefills.iter().map(|candidate| candidate.pod.state.load.total(context.now).prefills).collect();
     let facts = decode::Facts::read_all(decodes, context);
     let mut prefill_ids: Vec<usize> = (0..prefills.len()).collect();
     let mut decode_ids: Vec<usize> = (0..decodes.len()).collect();
     let mut fast_paths = FastPaths::default();
+
+    // Each pod of the pool has such a partner, so no step that narrows one side to a pod leaves the other side empty.
+    let partners = |prefill: &Candidate<'_>, decode: &Candidate<'_>| {
+        prefill.roleset == decode.roleset && !exclusions.pair(prefill.pod.state.slot, decode.pod.state.slot)
+    };
 
     let decode_load = decode::load_per_roleset(decodes, &facts, rolesets);
     let ahead = together::ahead(context.peers);
@@ -132,19 +152,19 @@ fn pick_pair(
     let one_more = |counts: &mut Vec<u64>, id: usize| counts.iter_mut().skip(id).take(1).for_each(|count| *count += 1);
     if let Some(id) = together::after(ahead, &counts, prefill_path, one_more) {
         fast_paths.prefill_spread = true;
-        let roleset = prefills.get(id)?.roleset;
+        let prefill = prefills.get(id)?;
         prefill_ids = vec![id];
-        decode_ids.retain(|id| decodes.get(*id).is_some_and(|decode| decode.roleset == roleset));
+        decode_ids.retain(|id| decodes.get(*id).is_some_and(|decode| partners(prefill, decode)));
     }
     // `token_load` replaces what these checks go by: a pod that holds one long prompt has the fewest requests.
     if !knobs.decode_policy.charges_tokens()
         && let Some((id, check)) = decode::fast_path_after(ahead, &facts, &decode_ids, knobs, rng)
     {
         fast_paths.decode = Some(check);
-        let roleset = decodes.get(id)?.roleset;
+        let decode = decodes.get(id)?;
         decode_ids = vec![id];
-        // After step 1 this changes nothing: step 2 saw only that roleset. So both can fire and still agree.
-        prefill_ids.retain(|id| prefills.get(*id).is_some_and(|prefill| prefill.roleset == roleset));
+        // After step 1 this changes nothing: step 2 saw only partners of its pod. So both can fire and still agree.
+        prefill_ids.retain(|id| prefills.get(*id).is_some_and(|prefill| partners(prefill, decode)));
     }
 
     let band =
@@ -159,18 +179,33 @@ fn pick_pair(
             best.offer(*score, *id, rng);
         }
     }
+    let maxima = (prefill_scored.max, decode_scored.max);
+    let may = |prefill: usize, decode: usize| {
+        let pair = prefills.get(prefill).zip(decodes.get(decode));
+        !exclusions.any_pair() || pair.is_some_and(|(prefill, decode)| partners(prefill, decode))
+    };
+    let mend = |roleset: usize, best: pair::Found, rng: &mut Rng| {
+        if may(best.prefill.0, best.decode.0) {
+            return Some(best);
+        }
+        let ours = |id: usize| prefills.get(id).is_some_and(|prefill| prefill.roleset == roleset);
+        let prefills = prefill_ids.iter().copied().zip(prefill_scored.fates.iter().map(|(_, score)| *score));
+        let prefills = prefills.filter(|(id, _)| ours(*id)).filter_map(|(id, score)| Some((id, score?)));
+        let decodes = || decode_ids.iter().copied().zip(decode_scored.scores.iter().copied());
+        pair::best_of_partners(prefills, decodes, maxima, may, rng)
+    };
     let winner = if ahead == 0 {
-        pair::best(&prefill_scored.best, prefill_scored.max, &decode_best, decode_scored.max, rng)?
+        pair::best(&prefill_scored.best, &decode_best, maxima, mend, rng)?
     } else {
         let scored = prefill_ids.iter().zip(&prefill_scored.fates);
         let scored = scored.filter_map(|(id, (_, score))| Some((prefills.get(*id)?.roleset, (*score)?, *id)));
         let step = prefill::step(prefills, &prefill_ids, scoring);
-        let mut prefill_side = together::Side::new(rolesets, scored, step, prefill_scored.max);
+        let prefill_side = together::Side::new(rolesets, scored, step, maxima.0);
         let scored = decode_ids.iter().zip(&decode_scored.scores);
         let scored = scored.filter_map(|(id, score)| Some((decodes.get(*id)?.roleset, *score, *id)));
         let step = decode::step(&facts, &decode_ids, request, knobs);
-        let mut decode_side = together::Side::new(rolesets, scored, step, decode_scored.max);
-        together::pair(&mut prefill_side, &mut decode_side, ahead, rng)?
+        let decode_side = together::Side::new(rolesets, scored, step, maxima.1);
+        together::pair([prefill_side, decode_side], ahead, may, rng)?
     };
     let (prefill, decode) = (prefills.get(winner.prefill)?, decodes.get(winner.decode)?);
     let decode_facts = facts.get(winner.decode)?;
@@ -182,20 +217,21 @@ fn pick_pair(
             |id| {
                 let fate = explain::found(&prefill_ids, &prefill_scored.fates, id).unwrap_or((Fate::LeftOut, None));
                 let (candidate, count) = (prefills.get(id)?, counts.get(id).copied()?);
-                Some(prefill::considered(candidate, fate, count, matches.counted(id, knobs), context))
+                Some(prefill::considered(candidate.pod, fate, count, matches.counted(id, knobs), context))
             },
         ),
         decodes: decode::explain(decodes, &facts, &decode_ids, &decode_scored, context.now),
         ties: Ties {
-            prefill: prefill_scored.best.get(roleset).map_or(1, Least::ties),
-            decode: decode_best.get(roleset).map_or(1, Least::ties),
+            prefill: ties(&prefill_scored.best, roleset, winner.prefill),
+            decode: ties(&decode_best, roleset, winner.decode),
             total: winner.ties,
         },
-        maxima: (prefill_scored.max, decode_scored.max),
+        maxima,
         ahead,
     };
     Some(Decision {
         explanation,
+        ejections_ignored: false,
         target: Target::Pair { prefill: Arc::clone(prefill.pod), decode: Arc::clone(decode.pod) },
         strategy: Strategy::Pd,
         policies: Some((knobs.prefill_policy, knobs.decode_policy)),

@@ -1,12 +1,16 @@
 //! Who may serve the request at all (step 0), and what an error says when nobody may.
 //!
-//! Nothing here depends on loads, so it is done once per request.
+//! Nothing here depends on loads, so it is done once per request, and again only when somebody's health has changed.
+//!
+//! Promise: ejections narrow the choice and never end it. If nobody is left who could serve the request, they do not
+//! count.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use super::ejections::{Exclusions, LeftOut};
 use super::{RequestFacts, RoutingError, SingleReason, Splittable, Strategy, bucket};
 use crate::fleet::{Model, Pod, Role, Selector};
 use crate::knobs::PdKnobs;
@@ -40,45 +44,104 @@ pub(super) enum Pool<'a> {
     Any(Cow<'a, [Arc<Pod>]>),
 }
 
-impl<'a> Pool<'a> {
-    /// Collects the pods for this request.
-    pub(super) fn gather(
-        model: &'a Model,
-        request: &RequestFacts<'_>,
-        strategy: Strategy,
-        knobs: &PdKnobs,
-    ) -> Result<Pool<'a>, RoutingError> {
-        if model.routable.is_empty() {
-            return Err(RoutingError::NoPods);
+/// The outcome of step 0.
+#[derive(Clone, Debug)]
+pub(super) struct Eligible<'a> {
+    /// Who may serve the request.
+    pub(super) pool: Pool<'a>,
+    /// Pairs of the pool that must not be formed. Each of its pods has a partner with which it may.
+    pub(super) exclusions: Exclusions,
+    /// Who is missing from it because of ejections.
+    pub(super) left_out: LeftOut,
+    /// Everybody is ejected, so that ejections do not count.
+    pub(super) ignored: bool,
+}
+
+/// Collects the pods for this request.
+pub(super) fn gather<'a>(
+    model: &'a Model,
+    request: &RequestFacts<'_>,
+    strategy: Strategy,
+    knobs: &PdKnobs,
+    exclusions: &Exclusions,
+) -> Result<Eligible<'a>, RoutingError> {
+    let routable = model.routable.len();
+    if model.routable.is_empty() {
+        return Err(RoutingError::NoPods);
+    }
+    // Label look-ups are slow and a client chooses how many there are: once for each pod.
+    let passing: Option<HashSet<u32>> = request.filter.map(|filter| {
+        let passing = model.routable.iter().filter(|pod| filter.matches(&pod.spec.labels));
+        passing.map(|pod| pod.state.slot).collect()
+    });
+    if passing.as_ref().is_some_and(HashSet::is_empty) {
+        return Err(RoutingError::Filtered { routable });
+    }
+    let pool = |avoid: Option<u32>, exclusions: &Exclusions| {
+        let passes = |pod: &Pod| {
+            let slot = pod.state.slot;
+            avoid != Some(slot) && passing.as_ref().is_none_or(|passing| passing.contains(&slot))
+        };
+        let all = request.filter.is_none() && avoid.is_none();
+        Search { model, request, strategy, knobs, passes: &passes, all, exclusions }.pool()
+    };
+    let nothing = Exclusions::default();
+    let everybody = pool(request.avoid, &nothing).map_err(|error| {
+        let avoided = request.avoid.is_some() && pool(None, &nothing).is_ok();
+        if avoided { RoutingError::NoOther { routable } } else { error }
+    })?;
+    if exclusions.is_empty() {
+        let left_out = LeftOut::default();
+        return Ok(Eligible { pool: everybody, exclusions: nothing, left_out, ignored: false });
+    }
+    Ok(match pool(request.avoid, exclusions) {
+        Ok(pool) => {
+            let left_out = everybody.without(&pool);
+            Eligible { pool, exclusions: exclusions.clone(), left_out, ignored: false }
         }
-        // Label look-ups are slow and a client chooses how many there are: once for each pod.
-        let passing: Option<HashSet<u32>> = request.filter.map(|filter| {
-            let passing = model.routable.iter().filter(|pod| filter.matches(&pod.spec.labels));
-            passing.map(|pod| pod.state.slot).collect()
-        });
-        if passing.as_ref().is_some_and(HashSet::is_empty) {
-            return Err(RoutingError::Filtered { routable: model.routable.len() });
+        Err(_) => Eligible { pool: everybody, exclusions: nothing, left_out: LeftOut::default(), ignored: true },
+    })
+}
+
+/// One way to collect the pods.
+#[derive(Clone, Copy)]
+struct Search<'a, 's> {
+    model: &'a Model,
+    request: &'s RequestFacts<'s>,
+    strategy: Strategy,
+    knobs: &'s PdKnobs,
+    /// The client lets the request go there, and it is not the pod to avoid.
+    passes: &'s dyn Fn(&Pod) -> bool,
+    /// Every pod passes.
+    all: bool,
+    exclusions: &'s Exclusions,
+}
+
+impl<'a> Search<'a, '_> {
+    fn pool(self) -> Result<Pool<'a>, RoutingError> {
+        let Search { model, request, passes, exclusions, .. } = self;
+        let healthy = |pod: &Pod| passes(pod) && !exclusions.pod(pod);
+        if self.strategy != Strategy::Pd {
+            if self.all && exclusions.is_empty() {
+                return Ok(Pool::Any(Cow::Borrowed(&model.routable)));
+            }
+            let pods: Vec<Arc<Pod>> = model.routable.iter().filter(|pod| healthy(pod)).cloned().collect();
+            return if pods.is_empty() { Err(RoutingError::NoPods) } else { Ok(Pool::Any(Cow::Owned(pods))) };
         }
-        let passes = |pod: &Pod| passing.as_ref().is_none_or(|passing| passing.contains(&pod.state.slot));
-        if strategy != Strategy::Pd {
-            return Ok(Pool::Any(match request.filter {
-                None => Cow::Borrowed(&model.routable),
-                Some(_) => model.routable.iter().filter(|pod| passes(pod)).cloned().collect(),
-            }));
-        }
-        let bucketing = knobs.prompt_length_bucketing;
-        let fits = |pod: &Pod| passes(pod) && (!bucketing || bucket::pod_fits(pod, request.profile, request.length));
+        let bucketing = self.knobs.prompt_length_bucketing;
+        let in_range = |pod: &Pod| !bucketing || bucket::pod_fits(pod, request.profile, request.length);
         let combined = |ranges: bool| -> Vec<&'a Arc<Pod>> {
             let runs_both = |pod: &Pod| {
                 let profile = pod.spec.config.as_ref().and_then(|config| config.profile(request.profile));
-                passes(pod) && profile.is_some_and(|profile| profile.combined)
+                healthy(pod) && profile.is_some_and(|profile| profile.combined)
             };
-            model.standalone.iter().filter(|pod| runs_both(pod) && (!ranges || fits(pod))).collect()
+            model.standalone.iter().filter(|pod| runs_both(pod) && (!ranges || in_range(pod))).collect()
         };
-        if request.splittable == Splittable::No {
-            return Self::unsplittable(model, request.filter, &[&fits, &passes], combined);
+        if request.splittable != Splittable::Yes {
+            let fits = |pod: &Pod| passes(pod) && in_range(pod);
+            return self.unsplittable(&[&fits, passes], combined);
         }
-        let (prefills, decodes) = pairs(model, &fits);
+        let (prefills, decodes) = pairs(model, &|pod| healthy(pod) && in_range(pod), exclusions);
         let fitting = combined(true);
         if !prefills.is_empty() && !decodes.is_empty() {
             let combined = if bucketing { fitting } else { Vec::new() };
@@ -87,42 +150,85 @@ impl<'a> Pool<'a> {
         if !fitting.is_empty() {
             return Ok(Pool::Combined(fitting, SingleReason::CombinedFallback));
         }
-        if bucketing && !pairs(model, &passes).0.is_empty() {
+        if bucketing && !pairs(model, passes, &Exclusions::default()).0.is_empty() {
             return Err(RoutingError::NoBucket { length: bucket::at_least(request.length) });
         }
         Err(incomplete(model, request.filter))
     }
 
-    /// A range is respected where something fits it, and ignored rather than refuse the request.
+    /// A range is respected where something fits it, and ignored rather than refuse the request. The health of prefill
+    /// pods and pairs is nothing to a decode pod that does everything.
     fn unsplittable(
-        model: &'a Model,
-        filter: Option<&Selector>,
+        self,
         fitting: &[&dyn Fn(&Pod) -> bool],
         combined: impl Fn(bool) -> Vec<&'a Arc<Pod>>,
     ) -> Result<Pool<'a>, RoutingError> {
+        let Search { model, request, exclusions, .. } = self;
         for ranges in [true, false] {
             let combined = combined(ranges);
             if !combined.is_empty() {
                 return Ok(Pool::Combined(combined, SingleReason::CombinedUnsplittable));
             }
         }
+        if request.splittable == Splittable::CombinedOnly {
+            return Err(RoutingError::NoCombined);
+        }
         for fits in fitting {
-            let (_, decodes) = pairs(model, fits);
+            let (_, mut decodes) = pairs(model, fits, &Exclusions::default());
+            decodes.retain(|candidate| !exclusions.pod(candidate.pod));
             if !decodes.is_empty() {
                 return Ok(Pool::DecodeOnly(decodes));
             }
         }
-        Err(incomplete(model, filter))
+        Err(incomplete(model, request.filter))
     }
 }
 
-/// Prefill and decode pods of the rolesets that have both, counting only pods that fit.
-fn pairs<'a>(model: &'a Model, fits: &dyn Fn(&Pod) -> bool) -> (Vec<Candidate<'a>>, Vec<Candidate<'a>>) {
+impl Pool<'_> {
+    /// The prefill pods, and all others.
+    fn sides(&self) -> [Vec<&Arc<Pod>>; 2] {
+        match self {
+            Pool::Pairs { prefills, decodes, combined } => [
+                prefills.iter().map(|candidate| candidate.pod).collect(),
+                decodes.iter().map(|candidate| candidate.pod).chain(combined.iter().copied()).collect(),
+            ],
+            Pool::Combined(pods, _) => [Vec::new(), pods.clone()],
+            Pool::DecodeOnly(decodes) => [Vec::new(), decodes.iter().map(|candidate| candidate.pod).collect()],
+            Pool::Any(pods) => [Vec::new(), pods.iter().collect()],
+        }
+    }
+
+    /// Whom `narrower` lacks.
+    fn without(&self, narrower: &Pool<'_>) -> LeftOut {
+        let there: HashSet<u32> = narrower.sides().into_iter().flatten().map(|pod| pod.state.slot).collect();
+        let [prefills, decodes] = self.sides().map(|side| {
+            side.into_iter().filter(|pod| !there.contains(&pod.state.slot)).cloned().collect::<Vec<Arc<Pod>>>()
+        });
+        LeftOut { prefills, decodes }
+    }
+}
+
+/// Prefill and decode pods of the rolesets that have both, counting only pods that fit, and that have somebody to form a
+/// pair with.
+fn pairs<'a>(
+    model: &'a Model,
+    fits: &dyn Fn(&Pod) -> bool,
+    exclusions: &Exclusions,
+) -> (Vec<Candidate<'a>>, Vec<Candidate<'a>>) {
     let (mut prefills, mut decodes) = (Vec::new(), Vec::new());
     for (roleset, set) in model.rolesets.iter().enumerate() {
         let (prefill_start, decode_start) = (prefills.len(), decodes.len());
         prefills.extend(set.prefill.iter().filter(|pod| fits(pod)).map(|pod| Candidate { pod, roleset }));
         decodes.extend(set.decode.iter().filter(|pod| fits(pod)).map(|pod| Candidate { pod, roleset }));
+        if exclusions.any_pair() {
+            let (ours, theirs) = (prefills.split_off(prefill_start), decodes.split_off(decode_start));
+            let may = |prefill: &Candidate<'_>, decode: &Candidate<'_>| {
+                !exclusions.pair(prefill.pod.state.slot, decode.pod.state.slot)
+            };
+            // Whoever has a partner is one for that partner, so once is enough.
+            prefills.extend(ours.iter().filter(|prefill| theirs.iter().any(|decode| may(prefill, decode))));
+            decodes.extend(theirs.iter().filter(|decode| ours.iter().any(|prefill| may(prefill, decode))));
+        }
         if prefills.len() == prefill_start || decodes.len() == decode_start {
             prefills.truncate(prefill_start);
             decodes.truncate(decode_start);

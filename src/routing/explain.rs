@@ -22,6 +22,8 @@ pub enum Fate {
     Outlier,
     /// A fast path or a band left it out before the scoring.
     LeftOut,
+    /// It has failed lately, alone or together with the chosen prefill pod, and gets no request for a while.
+    Ejected,
 }
 
 impl Fate {
@@ -32,6 +34,7 @@ impl Fate {
             Fate::LoadOnly => "scored_on_load_only",
             Fate::Outlier => "outlier",
             Fate::LeftOut => "left_out",
+            Fate::Ejected => "ejected",
         }
     }
 }
@@ -264,6 +267,9 @@ impl Decision {
         }
         if self.scores.cold_start {
             steps.push("cold_start");
+        }
+        if self.ejections_ignored {
+            steps.push("ejections_ignored");
         }
         if steps.is_empty() { "none".to_owned() } else { steps.join("+") }
     }

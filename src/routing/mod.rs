@@ -12,6 +12,7 @@ mod busy;
 mod cascade;
 mod combined;
 mod decode;
+mod ejections;
 mod eligibility;
 mod explain;
 mod journal;
@@ -40,7 +41,7 @@ pub use strategy::{Strategy, Weights};
 use crate::clock::Tick;
 use crate::fleet::{Model, Pod, PodState, Selector};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
-use crate::load::{DecodeCharge, Peers, PrefillCharge, TokenCharge, TokenCharges};
+use crate::load::{DecodeCharge, Peers, PrefillCharge, Probes, TokenCharge, TokenCharges};
 use crate::prefix::PrefixIndex;
 
 /// How long the prompt is, as far as it had to be counted.
@@ -70,8 +71,11 @@ impl PromptLength {
 pub enum Splittable {
     /// Yes.
     Yes,
-    /// No: `n` > 1 or several prompts. It goes to a combined pod, else to a decode pod without hand-off.
+    /// No: several sequences, or more than a decode pod learns. It goes to a combined pod, else to a decode pod without
+    /// hand-off.
     No,
+    /// The same where decode pods cannot do without a hand-off: it goes to a combined pod or nowhere.
+    CombinedOnly,
 }
 
 /// What routing looks at in a request.
@@ -95,6 +99,8 @@ pub struct RequestFacts<'a> {
     pub prefix_tokens: u64,
     /// By how many tokens the prompt of the request's session has grown, where that is known.
     pub session_growth: Option<u64>,
+    /// A pod ([`PodState::slot`]) that has failed the request already: another try does without it.
+    pub avoid: Option<u32>,
 }
 
 impl Default for RequestFacts<'_> {
@@ -108,6 +114,7 @@ impl Default for RequestFacts<'_> {
             prompt_tokens: 0,
             prefix_tokens: 0,
             session_growth: None,
+            avoid: None,
             filter: None,
             affinity: Affinity::default(),
         }
@@ -252,6 +259,8 @@ pub struct Decision {
     pub missing: MissingSignals,
     /// What its pods are charged in tokens.
     pub tokens: TokenCost,
+    /// Everybody who could have served it was ejected, so that ejections did not count.
+    pub ejections_ignored: bool,
     /// Who was considered and by which numbers.
     pub explanation: Explanation,
 }
@@ -265,13 +274,31 @@ pub struct Charges {
     pub decode: DecodeCharge,
     /// What the token ledgers hold of it.
     pub tokens: TokenCharges,
+    /// Ejected pods, or an ejected pair, that this request is the one to try. Dropped without a verdict of
+    /// [`crate::load::Pairs::report`], another request may.
+    pub probes: Probes,
     /// How often another selection of the model committed first, so that this one decided again.
     pub conflicts: u32,
     /// True when it was charged without the check, after too many conflicts.
     pub blind: bool,
 }
 
-/// No target. Every variant is a 503 whose text says what is missing (reference section 4.1).
+impl Charges {
+    /// Another decode pod serves the request: what the first was charged moves there. Tries of the first are
+    /// given back, if it got no verdict.
+    pub fn follow(&mut self, pod: &Arc<PodState>, ttl: Duration, now: Tick) {
+        let mut decode = DecodeCharge::open(pod);
+        decode.hand_over();
+        self.decode = decode;
+        (self.probes.decode, self.probes.pair) = (None, None);
+        if let Some(charge) = self.tokens.decode.take() {
+            self.tokens.decode = Some(TokenCharge::decode(pod, charge.tokens(), now, ttl));
+            charge.finish(now);
+        }
+    }
+}
+
+/// No target. Every variant but one is a 503 whose text says what is missing (reference section 4.1).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RoutingError {
     /// No routable pod at all.
@@ -303,6 +330,15 @@ pub enum RoutingError {
         /// Routable pods of the model.
         routable: usize,
     },
+    /// The request cannot be split, and no pod serves such requests whole. (Not a 503: the client has to ask for less.)
+    #[error("the request cannot be split and there are no combined pods")]
+    NoCombined,
+    /// The pod that failed the request already is the only one that could serve it.
+    #[error("no other pod for another try: the one that failed is the only one of {routable} ready pods that fits")]
+    NoOther {
+        /// Routable pods of the model.
+        routable: usize,
+    },
     /// Bucketing is on and nothing takes this length.
     #[error("no prompt-length bucket matches prompt length {length} and no combined pods available")]
     NoBucket {
@@ -314,7 +350,7 @@ pub enum RoutingError {
 /// Conflicts after which a selection charges without the check. Each conflict means that somebody else got through.
 const MAX_CONFLICTS: u32 = 64;
 
-/// Selects without charging: a pure function of its arguments.
+/// Selects without charging: a pure function of its arguments, loads and health included.
 pub fn select(
     model: &Model,
     request: &RequestFacts<'_>,
@@ -322,15 +358,14 @@ pub fn select(
     knobs: &PdKnobs,
     context: Context<'_>,
 ) -> Result<Decision, RoutingError> {
-    let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
-    let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
     let band = band::look_up(model, request, strategy, knobs, context.seed);
     let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
-    cascade::decide(question, &pool, &matches)
+    Prepared::look(question)?.decide(question)
 }
 
-/// Selects and charges in one step: concurrent selections see each other's charges. What does not depend on loads
-/// (eligible pods, prefix matches) is computed once, also when the decision has to be made again.
+/// Selects and charges in one step: concurrent selections see each other's charges and probes. What does not
+/// depend on loads (eligible pods, prefix matches) is computed once, also when the decision has to be made again, unless
+/// the health of somebody has changed meanwhile.
 pub fn select_and_charge(
     model: &Model,
     request: &RequestFacts<'_>,
@@ -338,28 +373,67 @@ pub fn select_and_charge(
     knobs: &PdKnobs,
     context: Context<'_>,
 ) -> Result<(Decision, Charges), RoutingError> {
-    let pool = eligibility::Pool::gather(model, request, strategy, knobs)?;
-    let matches = prefill::Matches::look_up(model, &pool, request, strategy, knobs, context.prefix);
     let band = band::look_up(model, request, strategy, knobs, context.seed);
     let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
     if context.peers.count > 1 {
         model.peers.selected();
     }
-    let decide = || cascade::decide(question, &pool, &matches);
+    let mut prepared = Prepared::look(question)?;
     let mut conflicts = 0;
     while conflicts < MAX_CONFLICTS {
         let Some(token) = model.commit.begin() else { break };
-        let decision = decide()?;
+        prepared.look_again(question)?;
+        let decision = prepared.decide(question)?;
         let tokens = token_charges(&decision, knobs, context.now);
-        match model.commit.try_commit(token, || charge(&decision, tokens)) {
+        let tries = ejections::Tries::of(&decision, model);
+        match model.commit.try_commit(token, || charge(&decision, tokens, &tries, context.now)) {
             Some(charges) => return Ok((decision, Charges { conflicts, ..charges })),
             None => conflicts += 1,
         }
     }
-    let decision = decide()?;
+    prepared.look_again(question)?;
+    let decision = prepared.decide(question)?;
     let tokens = token_charges(&decision, knobs, context.now);
-    let charges = model.commit.charge_blind(|| charge(&decision, tokens));
+    let tries = ejections::Tries::of(&decision, model);
+    let charges = model.commit.charge_blind(|| charge(&decision, tokens, &tries, context.now));
     Ok((decision, Charges { conflicts, blind: true, ..charges }))
+}
+
+/// What a decision rests on beside loads: who is eligible, and what prefixes they hold.
+struct Prepared<'a> {
+    exclusions: ejections::Exclusions,
+    eligible: eligibility::Eligible<'a>,
+    matches: prefill::Matches,
+}
+
+impl<'a> Prepared<'a> {
+    fn look(question: cascade::Question<'a>) -> Result<Prepared<'a>, RoutingError> {
+        let exclusions = ejections::Exclusions::look(question.model, question.context.now);
+        Prepared::without(exclusions, question)
+    }
+
+    fn without(
+        exclusions: ejections::Exclusions,
+        question: cascade::Question<'a>,
+    ) -> Result<Prepared<'a>, RoutingError> {
+        let cascade::Question { model, request, strategy, knobs, context, .. } = question;
+        let eligible = eligibility::gather(model, request, strategy, knobs, &exclusions)?;
+        let matches = prefill::Matches::look_up(model, &eligible.pool, request, strategy, knobs, context.prefix);
+        Ok(Prepared { exclusions, eligible, matches })
+    }
+
+    /// Others may have taken the try of an ejected pod, or have ejected or re-admitted one.
+    fn look_again(&mut self, question: cascade::Question<'a>) -> Result<(), RoutingError> {
+        let exclusions = ejections::Exclusions::look(question.model, question.context.now);
+        if exclusions != self.exclusions {
+            *self = Prepared::without(exclusions, question)?;
+        }
+        Ok(())
+    }
+
+    fn decide(&self, question: cascade::Question<'_>) -> Result<Decision, RoutingError> {
+        cascade::decide(question, &self.eligible, &self.matches)
+    }
 }
 
 /// Token charges that still have to be made; here is what they allocate.
@@ -381,13 +455,19 @@ fn pods(decision: &Decision) -> (Option<&Arc<PodState>>, &Arc<PodState>) {
 }
 
 /// Charges everything that the decision costs, in the same step as the selection. Others wait: nothing but atomic
-/// additions.
-fn charge(decision: &Decision, [prefill_tokens, decode_tokens]: [Option<TokenCharge>; 2]) -> Charges {
+/// steps.
+fn charge(
+    decision: &Decision,
+    [prefill_tokens, decode_tokens]: [Option<TokenCharge>; 2],
+    tries: &ejections::Tries,
+    now: Tick,
+) -> Charges {
     let (prefill, decode) = pods(decision);
     Charges {
         prefill: prefill.map(PrefillCharge::open),
         decode: DecodeCharge::open(decode),
         tokens: TokenCharges::new(prefill_tokens.map(TokenCharge::charge), decode_tokens.map(TokenCharge::charge)),
+        probes: tries.claim(now),
         conflicts: 0,
         blind: false,
     }

@@ -116,13 +116,31 @@ impl Side {
 }
 
 /// The pair that is best after `ahead` requests of others have taken the best pairs before. The scores of the winner are
-/// those after them.
-pub(super) fn pair(prefills: &mut Side, decodes: &mut Side, ahead: usize, rng: &mut Rng) -> Option<Winner> {
+/// those after them. `may` says whether two candidates may meet.
+pub(super) fn pair(
+    [mut prefills, mut decodes]: [Side; 2],
+    ahead: usize,
+    may: impl Fn(usize, usize) -> bool,
+    rng: &mut Rng,
+) -> Option<Winner> {
     let best = |prefills: &Side, decodes: &Side, roleset: usize, rng: &mut Rng| {
+        let total = |prefill: f64, decode: f64| prefill / prefills.max + decode / decodes.max;
         let (prefill, decode) = (prefills.best(roleset, rng)?, decodes.best(roleset, rng)?);
-        Some((prefill.1 / prefills.max + decode.1 / decodes.max, prefill, decode))
+        if may(prefills.id(roleset, prefill.0)?, decodes.id(roleset, decode.0)?) {
+            return Some((total(prefill.1, decode.1), prefill, decode));
+        }
+        let mut partners = Least::default();
+        for (at, (prefill, id)) in prefills.rolesets.get(roleset)?.iter().enumerate() {
+            for (other, (decode, with)) in decodes.rolesets.get(roleset)?.iter().enumerate() {
+                if may(*id, *with) {
+                    let total = total(*prefill, *decode);
+                    partners.offer(total, (total, (at, *prefill), (other, *decode)), rng);
+                }
+            }
+        }
+        partners.winner().map(|(found, _)| found)
     };
-    let mut pairs: Vec<_> = (0..prefills.rolesets.len()).map(|set| best(prefills, decodes, set, rng)).collect();
+    let mut pairs: Vec<_> = (0..prefills.rolesets.len()).map(|set| best(&prefills, &decodes, set, rng)).collect();
     for turn in 0..=ahead {
         let mut winners = Least::default();
         for (roleset, pair) in pairs.iter().enumerate() {
@@ -144,7 +162,7 @@ pub(super) fn pair(prefills: &mut Side, decodes: &mut Side, ahead: usize, rng: &
         prefills.charge(roleset, prefill.0);
         decodes.charge(roleset, decode.0);
         if let Some(pair) = pairs.get_mut(roleset) {
-            *pair = best(prefills, decodes, roleset, rng);
+            *pair = best(&prefills, &decodes, roleset, rng);
         }
     }
     None
@@ -195,20 +213,20 @@ mod tests {
         assert_eq!(single(std::iter::empty(), 1.0, 2, &mut Rng::new(1)), None);
     }
 
-    fn sides(prefills: &[f64], decodes: &[f64], step: f64) -> (Side, Side) {
+    fn sides(prefills: &[f64], decodes: &[f64], step: f64) -> [Side; 2] {
         let side = |scores: &[f64]| {
             let scored = scores.iter().enumerate().map(|(id, score)| (id, *score, id));
             Side::new(scores.len(), scored, step, 10.0)
         };
-        (side(prefills), side(decodes))
+        [side(prefills), side(decodes)]
     }
 
     #[test]
     fn the_others_take_the_best_pairs_first() {
         let winners = |step| {
             (0..5).map(move |ahead| {
-                let (mut prefills, mut decodes) = sides(&[0.0, 3.0, 6.0], &[0.0, 3.0, 6.0], step);
-                pair(&mut prefills, &mut decodes, ahead, &mut Rng::new(1)).unwrap()
+                let sides = sides(&[0.0, 3.0, 6.0], &[0.0, 3.0, 6.0], step);
+                pair(sides, ahead, |_, _| true, &mut Rng::new(1)).unwrap()
             })
         };
         let ids: Vec<usize> = winners(4.0).map(|winner| winner.prefill).collect();
@@ -225,9 +243,9 @@ mod tests {
         let scored = |scores: [f64; 3]| scores.into_iter().enumerate().map(|(id, score)| (0, score, id));
         let mut seen = Vec::new();
         for ahead in 0..3 {
-            let mut prefills = Side::new(1, scored([1.0, 0.0, 2.0]), 5.0, 1.0);
-            let mut decodes = Side::new(1, scored([2.0, 1.0, 0.0]), 5.0, 1.0);
-            let winner = pair(&mut prefills, &mut decodes, ahead, &mut Rng::new(1)).unwrap();
+            let prefills = Side::new(1, scored([1.0, 0.0, 2.0]), 5.0, 1.0);
+            let decodes = Side::new(1, scored([2.0, 1.0, 0.0]), 5.0, 1.0);
+            let winner = pair([prefills, decodes], ahead, |_, _| true, &mut Rng::new(1)).unwrap();
             seen.push((winner.prefill, winner.decode));
         }
         assert_eq!(seen, [(1, 2), (0, 1), (2, 0)]);
@@ -235,12 +253,25 @@ mod tests {
 
     #[test]
     fn a_roleset_without_a_side_never_wins() {
-        let mut prefills = Side::new(2, [(0, 0.0, 0), (1, 9.0, 1)].into_iter(), 1.0, 1.0);
-        let mut decodes = Side::new(2, [(1, 0.0, 5)].into_iter(), 1.0, 1.0);
-        let winner = pair(&mut prefills, &mut decodes, 3, &mut Rng::new(1)).unwrap();
+        let prefills = || Side::new(2, [(0, 0.0, 0), (1, 9.0, 1)].into_iter(), 1.0, 1.0);
+        let decodes = Side::new(2, [(1, 0.0, 5)].into_iter(), 1.0, 1.0);
+        let winner = pair([prefills(), decodes], 3, |_, _| true, &mut Rng::new(1)).unwrap();
         assert_eq!((winner.prefill, winner.decode), (1, 5));
-        let mut none = Side::new(2, std::iter::empty(), 1.0, 1.0);
-        assert_eq!(pair(&mut prefills, &mut none, 1, &mut Rng::new(1)), None);
+        let none = Side::new(2, std::iter::empty(), 1.0, 1.0);
+        assert_eq!(pair([prefills(), none], 1, |_, _| true, &mut Rng::new(1)), None);
+    }
+
+    #[test]
+    fn nobody_is_sent_to_a_pair_that_may_not_meet() {
+        let scored = |scores: [f64; 2]| scores.into_iter().enumerate().map(|(id, score)| (0, score, id));
+        let find = |forbidden: &[(usize, usize)], ahead| {
+            let sides = [[1.0, 2.0], [1.0, 4.0]].map(|scores| Side::new(1, scored(scores), 1.5, 1.0));
+            let may = |prefill, decode| !forbidden.contains(&(prefill, decode));
+            pair(sides, ahead, may, &mut Rng::new(1)).map(|winner| (winner.prefill, winner.decode))
+        };
+        assert_eq!([find(&[], 0), find(&[(0, 0)], 0), find(&[(0, 0), (1, 0)], 0)], [(0, 0), (1, 0), (0, 1)].map(Some));
+        assert_eq!(find(&[(0, 0), (0, 1)], 1), Some((1, 0)), "3.5 + 2.5 is less than 3.5 + 4");
+        assert_eq!(find(&[(0, 0), (0, 1), (1, 0), (1, 1)], 1), None);
     }
 
     #[test]

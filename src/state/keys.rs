@@ -40,9 +40,9 @@ impl ModelKeys {
         news
     }
 
-    /// KEYS of `sketch_sync.lua`: the bins of one sketch, and what each replica has sent last.
+    /// KEYS of `sketch_sync.lua`: the stream of one sketch's batches, and what each replica has sent last.
     pub fn sketch(&self, name: &str) -> [String; 2] {
-        ["bins", "seen"].map(|part| format!("tandem:{{{}}}:sketch1:{name}:{part}", self.tag))
+        ["batches", "seen"].map(|part| format!("tandem:{{{}}}:sketch1:{name}:{part}", self.tag))
     }
 
     /// KEYS of `prefix_append.lua`.

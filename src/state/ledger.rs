@@ -8,12 +8,14 @@
 //! - The view of the others is that of one version. It moves on by replies and by announcements, never back, and never
 //!   shows half of a new beginning.
 
+mod config;
 mod duties;
 mod pace;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
 
 use super::time::PlaneClock;
 use super::wire::{
@@ -23,52 +25,13 @@ use super::wire::{
 use crate::clock::Tick;
 use crate::load::Share;
 use crate::rng::Rng;
+pub use config::{LedgerConfig, LedgerCounts};
 use duties::Duties;
 pub use pace::Pace;
 pub use view::RemoteView;
 
-/// The times and sizes of the protocol.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LedgerConfig {
-    /// How long a replica counts as alive after its last call.
-    pub lease: Duration,
-    /// How often an idle replica calls. Dead ones are noticed as often.
-    pub idle_poll: Duration,
-    /// How syncs are paced.
-    pub pace: Pace,
-    /// A sync without a reply is given up after this.
-    pub deadline: Duration,
-    /// Pods to publish in one call; at most [`MAX_PUBLISHED`].
-    pub max_published: usize,
-    /// Pods to read in one reply.
-    pub max_returned: u32,
-    /// A dead member is buried at the earliest this long after it was noticed. Longer than `idle_poll`, so that after a jump
-    /// of the server's clock the living can show themselves first.
-    pub reap_delay: Duration,
-    /// Within this time after that, at random, so that not all replicas go at once.
-    pub reap_spread: Duration,
-    /// The first pause after a failed call; it doubles with each further one, and is shortened at random.
-    pub first_backoff: Duration,
-    /// The longest such pause.
-    pub last_backoff: Duration,
-}
-
-impl Default for LedgerConfig {
-    fn default() -> LedgerConfig {
-        LedgerConfig {
-            lease: Duration::from_secs(3),
-            idle_poll: Duration::from_millis(250),
-            pace: Pace::default(),
-            deadline: Duration::from_secs(1),
-            max_published: 500,
-            max_returned: 500,
-            reap_delay: Duration::from_millis(300),
-            reap_spread: Duration::from_millis(300),
-            first_backoff: Duration::from_millis(20),
-            last_backoff: Duration::from_secs(1),
-        }
-    }
-}
+/// Pods that one step of a reap looks at.
+const MAX_REAPED: u32 = 256;
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,27 +53,6 @@ pub enum Claimed {
     Again,
     /// The plane cannot tell: go on as if paced.
     Unsure,
-}
-
-/// What has happened since the start; only grows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LedgerCounts {
-    /// Syncs that were answered.
-    pub syncs: u64,
-    /// Syncs that were not.
-    pub failures: u64,
-    /// Times that the replica became a member.
-    pub joins: u64,
-    /// Times that the view was read anew from the start.
-    pub resyncs: u64,
-    /// Pods published.
-    pub published: u64,
-    /// Pods whose remote share was told by replies and announcements.
-    pub received: u64,
-    /// Announcements that did not follow on the view.
-    pub gaps: u64,
-    /// Shares of dead members taken away by this replica.
-    pub reaped: u64,
 }
 
 /// This replica's work on one pod.
@@ -160,6 +102,8 @@ pub struct SharedLedger {
     not_before: Tick,
     /// The view may have missed something: do not wait for the idle poll.
     curious: bool,
+    /// The last call was a step of a reap.
+    buried_last: bool,
     leaving: bool,
     left: bool,
     counts: LedgerCounts,
@@ -186,6 +130,7 @@ impl SharedLedger {
             failed_in_a_row: 0,
             not_before: Tick(0),
             curious: false,
+            buried_last: false,
             leaving: false,
             left: false,
             counts: LedgerCounts::default(),
@@ -230,14 +175,16 @@ impl SharedLedger {
             return Next::At(Tick(u64::MAX));
         }
         let due = self.sync_due().max(self.not_before);
-        if due <= now {
-            return Next::Sync;
+        let burial = self.member.and_then(|(epoch, _)| self.duties.first().map(|(member, duty)| (epoch, member, duty)));
+        match burial {
+            // Steps of a reap and syncs that are due take turns.
+            Some((epoch, member, duty)) if duty.due <= now && (due > now || !self.buried_last) => {
+                Next::Reap(ReapCall { epoch, member, cursor: duty.cursor, limit: MAX_REAPED })
+            }
+            _ if due <= now => Next::Sync,
+            Some((_, _, duty)) => Next::At(due.min(duty.due)),
+            None => Next::At(due),
         }
-        let (Some((epoch, _)), Some((member, duty))) = (self.member, self.duties.first()) else { return Next::At(due) };
-        if duty.due > now {
-            return Next::At(due.min(duty.due));
-        }
-        Next::Reap(ReapCall { epoch, member, cursor: duty.cursor, limit: 256 })
     }
 
     fn sync_due(&self) -> Tick {
@@ -255,6 +202,7 @@ impl SharedLedger {
         self.sequence += 1;
         self.last_start = Some(now);
         self.curious = false;
+        self.buried_last = false;
         let mut call = SyncCall {
             nonce: self.rng.next_u64().to_le_bytes(),
             sequence: self.sequence,
@@ -443,14 +391,17 @@ impl SharedLedger {
             own.last_sent = sequence;
             self.dirty.remove(pod);
         }
-        self.claims.insert(sequence, Sent {
+        self.claims.insert(
             sequence,
-            epoch: Some(epoch),
-            at: now,
-            leaves: false,
-            beginning: self.view.beginning(),
-            shares: shares.clone(),
-        });
+            Sent {
+                sequence,
+                epoch: Some(epoch),
+                at: now,
+                leaves: false,
+                beginning: self.view.beginning(),
+                shares: shares.clone(),
+            },
+        );
         Some(ClaimCall { epoch, member, sequence, since, limit: self.config.max_returned, shares, rested_on })
     }
 
@@ -496,6 +447,7 @@ impl SharedLedger {
         if let Some(ReapReply::Gone { shares } | ReapReply::GoOn { shares, .. }) = reply {
             self.counts.reaped += u64::from(shares);
         }
+        self.buried_last = true;
         self.duties.finish(call.member, reply, now);
     }
 

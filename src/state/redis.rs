@@ -6,24 +6,32 @@
 //! - Silence of a connection that owes an answer ends it. Reconnecting slows down, at random, and never gives up.
 //! - Credentials do not show in `Debug` nor in errors.
 
+mod counters;
+mod feed;
+mod streams;
+
 use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
-use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
+use fred::interfaces::{ClientLike, EventInterface};
 use fred::types::config::{
     Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig,
 };
-use fred::types::{Builder, ClusterHash, CustomCommand, Key, Message, Value};
+use fred::types::{Builder, ClusterHash, CustomCommand, Value};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
+
+pub use counters::Rate;
+pub use feed::{FeedEvent, NewsFeed};
+pub use streams::{Following, SketchCall, SketchReply, StreamId};
 
 use super::codec::CodecError;
 use super::keys::ModelKeys;
 use super::scripts::{self, Script};
-use super::wire::{ClaimCall, ClaimReply, News, ReapCall, ReapReply, SyncCall, SyncReply};
+use super::wire::{ClaimCall, ClaimReply, ReapCall, ReapReply, SyncCall, SyncReply};
 
 /// Why a call had no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +71,7 @@ pub struct RedisConfig {
 
 impl fmt::Debug for RedisConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let servers: Vec<String> = self.target.server.hosts().iter().map(|server| server.to_string()).collect();
+        let servers: Vec<String> = self.target.server.hosts().iter().map(ToString::to_string).collect();
         f.debug_struct("RedisConfig")
             .field("servers", &servers)
             .field("tls", &self.target.tls.is_some())
@@ -169,14 +177,14 @@ impl Plane {
         let _ = tokio::time::timeout(Duration::from_millis(500), self.client.quit()).await;
     }
 
-    /// Runs a script; the answer is one string of bytes.
+    /// Runs a script.
     async fn call(
         &self,
         script: Script,
         keys: &[&str],
         arguments: &[Vec<u8>],
         deadline: Duration,
-    ) -> Result<Bytes, RedisError> {
+    ) -> Result<Value, RedisError> {
         let both = async {
             match self.run("EVALSHA", self.digest(script), keys, arguments, deadline).await {
                 // The text goes along instead of being loaded first: nothing can forget it in between.
@@ -189,9 +197,7 @@ impl Plane {
         match tokio::time::timeout(deadline, both).await {
             Err(_) => Err(RedisError::Late),
             Ok(Err(error)) => Err(failure(&error)),
-            Ok(Ok(Value::Bytes(bytes))) => Ok(bytes),
-            Ok(Ok(Value::String(text))) => Ok(Bytes::copy_from_slice(text.as_bytes())),
-            Ok(Ok(_)) => Err(RedisError::Unreadable(CodecError::Foreign)),
+            Ok(Ok(value)) => Ok(value),
         }
     }
 
@@ -207,13 +213,6 @@ impl Plane {
         arguments: &[Vec<u8>],
         deadline: Duration,
     ) -> Result<Value, Error> {
-        let options = Options {
-            max_attempts: Some(1),
-            max_redirections: Some(3),
-            timeout: Some(deadline),
-            fail_fast: true,
-            ..Options::default()
-        };
         let mut words: Vec<Value> = Vec::with_capacity(2 + keys.len() + arguments.len());
         words.push(body.into());
         words.push(keys.len().to_string().into());
@@ -221,7 +220,7 @@ impl Plane {
         words.extend(arguments.iter().map(|argument| Value::Bytes(Bytes::copy_from_slice(argument))));
         // In a cluster the first key says which node it is; it stands after the body and the number of keys.
         let command = CustomCommand::new_static(command, ClusterHash::Offset(2), false);
-        self.client.with_options(&options).custom(command, words).await
+        self.client.with_options(&options(deadline)).custom(command, words).await
     }
 
     /// `ledger_sync.lua`.
@@ -233,7 +232,7 @@ impl Plane {
     ) -> Result<SyncReply, RedisError> {
         let [head, shares] = call.arguments()?;
         let arguments = [head, shares, self.announce.into()];
-        let reply = self.call(scripts::LEDGER_SYNC, &keys.ledger(), &arguments, deadline).await?;
+        let reply = bytes(self.call(scripts::LEDGER_SYNC, &keys.ledger(), &arguments, deadline).await?)?;
         Ok(SyncReply::read(&reply)?)
     }
 
@@ -245,7 +244,7 @@ impl Plane {
         deadline: Duration,
     ) -> Result<ReapReply, RedisError> {
         let arguments = [call.argument()?, self.announce.into()];
-        let reply = self.call(scripts::LEDGER_REAP, &keys.ledger(), &arguments, deadline).await?;
+        let reply = bytes(self.call(scripts::LEDGER_REAP, &keys.ledger(), &arguments, deadline).await?)?;
         Ok(ReapReply::read(&reply)?)
     }
 
@@ -258,8 +257,27 @@ impl Plane {
     ) -> Result<ClaimReply, RedisError> {
         let [head, shares, rested_on] = call.arguments()?;
         let arguments = [head, shares, rested_on, self.announce.into()];
-        let reply = self.call(scripts::CLAIM, &keys.ledger(), &arguments, deadline).await?;
+        let reply = bytes(self.call(scripts::CLAIM, &keys.ledger(), &arguments, deadline).await?)?;
         Ok(ClaimReply::read(&reply)?)
+    }
+}
+
+fn options(deadline: Duration) -> Options {
+    Options {
+        max_attempts: Some(1),
+        max_redirections: Some(3),
+        timeout: Some(deadline),
+        fail_fast: true,
+        ..Options::default()
+    }
+}
+
+/// An answer that is one string of bytes.
+fn bytes(value: Value) -> Result<Bytes, RedisError> {
+    match value {
+        Value::Bytes(bytes) => Ok(bytes),
+        Value::String(text) => Ok(Bytes::copy_from_slice(text.as_bytes())),
+        _ => Err(RedisError::Unreadable(CodecError::Foreign)),
     }
 }
 
@@ -285,90 +303,6 @@ impl Reconnects {
             Ok(_) | Err(RecvError::Lagged(_)) => Some(()),
             Err(RecvError::Closed) => None,
         }
-    }
-}
-
-/// What a [`NewsFeed`] brings.
-#[derive(Clone, Debug, PartialEq)]
-pub enum FeedEvent {
-    /// An announcement on a channel.
-    News(String, News),
-    /// Announcements may have been missed.
-    Gap,
-}
-
-/// The announcements of some models' ledgers, on a connection of its own.
-pub struct NewsFeed {
-    client: Client,
-    channels: Vec<String>,
-    sharded: bool,
-    messages: Receiver<Message>,
-    reconnects: Receiver<Server>,
-}
-
-impl fmt::Debug for NewsFeed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NewsFeed").field("channels", &self.channels.len()).finish_non_exhaustive()
-    }
-}
-
-impl NewsFeed {
-    /// Begins to connect, and does not wait for that.
-    pub fn connect(config: &RedisConfig) -> Result<NewsFeed, RedisError> {
-        let client = config.client()?;
-        let (messages, reconnects) = (client.message_rx(), client.reconnect_rx());
-        drop(client.connect());
-        Ok(NewsFeed { client, channels: Vec::new(), sharded: config.is_cluster(), messages, reconnects })
-    }
-
-    /// Listens to these models from now on, besides those before.
-    pub async fn add<'a>(&mut self, models: impl Iterator<Item = &'a ModelKeys>) {
-        let fresh: Vec<String> =
-            models.map(|keys| keys.news().to_owned()).filter(|channel| !self.channels.contains(channel)).collect();
-        // What fails now is asked for again after the next reconnect.
-        let _ = self.subscribe(&fresh).await;
-        self.channels.extend(fresh);
-    }
-
-    async fn subscribe(&self, channels: &[String]) -> Result<(), Error> {
-        for channel in channels {
-            if self.sharded {
-                self.client.ssubscribe(Key::from(channel)).await?;
-            } else {
-                self.client.subscribe(Key::from(channel)).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits for the next event; `None` when the feed was closed. May be dropped while it waits.
-    pub async fn next(&mut self) -> Option<FeedEvent> {
-        loop {
-            tokio::select! {
-                message = self.messages.recv() => match message {
-                    Ok(message) => {
-                        let news = message.value.as_bytes().map(News::read);
-                        if let Some(Ok(news)) = news {
-                            return Some(FeedEvent::News(message.channel.to_string(), news));
-                        }
-                    }
-                    Err(RecvError::Lagged(_)) => return Some(FeedEvent::Gap),
-                    Err(RecvError::Closed) => return None,
-                },
-                reconnect = self.reconnects.recv() => {
-                    if reconnect == Err(RecvError::Closed) {
-                        return None;
-                    }
-                    let _ = self.subscribe(&self.channels).await;
-                    return Some(FeedEvent::Gap);
-                }
-            }
-        }
-    }
-
-    /// Ends the connection and its task.
-    pub async fn close(&self) {
-        let _ = tokio::time::timeout(Duration::from_millis(500), self.client.quit()).await;
     }
 }
 

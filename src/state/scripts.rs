@@ -27,5 +27,17 @@ pub const CLAIM: Script = Script {
     text: concat!(include_str!("../../lua/ledger_pods.lua"), include_str!("../../lua/claim.lua")),
 };
 
+/// Shares what replicas observe.
+pub const SKETCH_SYNC: Script = Script { name: "sketch_sync", text: include_str!("../../lua/sketch_sync.lua") };
+
+/// Tells which blocks a pod has.
+pub const PREFIX_APPEND: Script = Script { name: "prefix_append", text: include_str!("../../lua/prefix_append.lua") };
+
+/// Limits requests per window.
+pub const RATE: Script = Script { name: "rate", text: include_str!("../../lua/rate.lua") };
+
+/// Remembers the size of a session's last prompt.
+pub const SESSION: Script = Script { name: "session", text: include_str!("../../lua/session.lua") };
+
 /// Every script.
-pub const ALL: [Script; 3] = [LEDGER_SYNC, LEDGER_REAP, CLAIM];
+pub const ALL: [Script; 7] = [LEDGER_SYNC, LEDGER_REAP, CLAIM, SKETCH_SYNC, PREFIX_APPEND, RATE, SESSION];

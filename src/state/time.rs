@@ -30,11 +30,8 @@ impl PlaneClock {
     /// A reply says that it was `server_ms` (since the Unix epoch) between `sent` and `received`.
     pub fn observe(&mut self, server_ms: u64, sent: Tick, received: Tick) {
         let half = received.since(sent).as_secs_f64() * 500.0;
-        let sample = Sample {
-            offset_ms: server_ms as f64 + 0.5 - (millis(sent) + half),
-            error_ms: half + 0.5,
-            at: received,
-        };
+        let sample =
+            Sample { offset_ms: server_ms as f64 + 0.5 - (millis(sent) + half), error_ms: half + 0.5, at: received };
         let better = self.best.is_none_or(|best| {
             sample.error_ms <= best.error_ms
                 || received.since(best.at) > FRESH

@@ -4,12 +4,14 @@ mod buckets;
 mod durations;
 mod family;
 mod labels;
+mod legs;
 mod metrics;
 mod names;
 mod record;
 mod trace;
 
 pub use labels::PodLabels;
+pub use legs::{AbortResult, AbortTrigger, RetryReason, WatchdogPhase};
 pub use metrics::{
     FleetGauges, InFlight, Limit, Metrics, ModelGauge, PodGauge, PrefillFailureClass, PrefillLeg, PrefillOutcome,
     PrefillStage, PrefixIndexStats, TokenGauge, metrics_markdown,

@@ -121,6 +121,14 @@ metrics! {
         "The longest prompt, in tokens, in a band of the roleset; 2^63 - 1 without end. Absent while no live plan holds the roleset.";
     PdPrefillFailure "gateway_pd_prefill_failure_total" Counter &["class", "stage"],
         "Failed prefill legs by class, and by whether the decode pod had begun to answer.";
+    PdDecodeAbort "gateway_pd_decode_abort_total" Counter &["result", "prefill_failure_class"],
+        "Abort calls to SGLang pods by how they ended; the second label is the class of the prefill failure, or `watchdog_first_response`, `watchdog_response`, `watchdog_stream_idle`, `client_gone`, `decode_failed`.";
+    PdDecodeWatchdog "gateway_pd_decode_watchdog_total" Counter &["phase"],
+        "Requests that the decode watchdog ended: `first_response`, `response` or `stream_idle`.";
+    Retries "tandem_retries_total" Counter &["reason"],
+        "Requests that started over on other pods, at most once each: `prefill_unreachable`, `decode_unreachable`, `error_before_content` or `handoff_expired`.";
+    DecodeFailovers "tandem_decode_failovers_total" Counter &[],
+        "Decode requests whose pod could not be reached and that another decode pod of the roleset took over.";
     ModelReplicas "model_replicas" Gauge &["model"],
         "Routable pods per model.";
     ConfigDisagreements "tandem_config_disagreements" Gauge &["model"],
@@ -133,6 +141,12 @@ metrics! {
         "Selections that decided again because another request was charged in between.";
     BlindCommits "tandem_selection_blind_commits_total" Counter &[],
         "Selections that lost so often that they charged without the check.";
+    Ejected "tandem_ejected" Gauge &["model", "scope"],
+        "Pods (`pod`) and pairs of a prefill and a decode pod (`pair`) that get no ordinary request because their last ones failed.";
+    Ejections "tandem_ejections_total" Counter &["scope"],
+        "Pods and pairs ejected, again after a failed probe included.";
+    EjectionIgnored "tandem_ejection_ignored_total" Counter &[],
+        "Selections that had nobody but ejected pods or pairs to choose from, and so paid no heed to ejections.";
     PrefixEntries "tandem_prefix_index_entries" Gauge &[],
         "Blocks in the prefix index.";
     PrefixBytes "tandem_prefix_index_bytes" Gauge &[],

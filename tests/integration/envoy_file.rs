@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use crate::harness::envoy::{Envoy, EnvoyOptions, shipped_text, validate};
+use crate::harness::envoy::{Envoy, EnvoyOptions, FAILOVER_FILE, SHIPPED_FILE, shipped_text, validate};
 use crate::harness::http::{Call, RawConnection, base};
 use crate::harness::otlp::Collector;
 use crate::harness::processor::{Action, Processor, chat, closed_port};
@@ -27,12 +27,45 @@ fn assert_error(body: &Value, kind: &str) {
     assert!(body["error"].get("code").is_some() && body["error"].get("param").is_some(), "{body}");
 }
 
+/// Takes out of the configuration what the file with fail-over may say otherwise.
+fn common_part(file: &str) -> (Value, Value) {
+    let mut config: Value = serde_saphyr::from_str(&shipped_text(file, true)).expect("parse the YAML");
+    let manager = &mut config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"];
+    let filter = manager["http_filters"][0]["typed_config"].as_object_mut().expect("ext_proc");
+    filter.remove("response_attributes");
+    let route = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"].as_object_mut().expect("a route");
+    assert_eq!(
+        (route.remove("retry_policy").is_some(), route.remove("cluster").is_some()),
+        (file == FAILOVER_FILE, true)
+    );
+    let clusters = config["static_resources"]["clusters"].as_array_mut().expect("clusters");
+    let pods =
+        |cluster: &Value| ["original_destination_cluster", "model_pods"].iter().any(|name| cluster["name"] == *name);
+    let at = clusters.iter().position(pods).expect("the cluster of pods");
+    let mut pods = clusters.remove(at);
+    pods["circuit_breakers"]["thresholds"][0]["max_retries"] = Value::Null;
+    let kept =
+        ["connect_timeout", "circuit_breakers", "upstream_connection_options", "typed_extension_protocol_options"];
+    pods.as_object_mut().expect("a cluster").retain(|key, _| kept.contains(&key.as_str()));
+    (config, pods)
+}
+
+#[test]
+fn the_file_with_failover_differs_only_where_it_says() {
+    assert_eq!(common_part(FAILOVER_FILE), common_part(SHIPPED_FILE));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("envoy.yaml");
+    std::fs::write(&file, shipped_text(FAILOVER_FILE, false)).unwrap();
+    let (accepted, said) = validate(&file);
+    assert!(accepted, "{said}");
+}
+
 #[test]
 fn envoy_accepts_the_file_with_and_without_tracing() {
     let directory = tempfile::tempdir().unwrap();
     for tracing in [false, true] {
         let file = directory.path().join("envoy.yaml");
-        std::fs::write(&file, shipped_text(tracing)).unwrap();
+        std::fs::write(&file, shipped_text(SHIPPED_FILE, tracing)).unwrap();
         let (accepted, output) = validate(&file);
         assert!(accepted, "{output}");
         // A deprecated option is the next release's failure.
@@ -40,7 +73,8 @@ fn envoy_accepts_the_file_with_and_without_tracing() {
         assert_eq!(output.contains("instantiating a new tracer"), tracing, "{output}");
     }
     let broken = directory.path().join("broken.yaml");
-    std::fs::write(&broken, shipped_text(false).replace("failure_mode_allow", "failure_mode_alow")).unwrap();
+    std::fs::write(&broken, shipped_text(SHIPPED_FILE, false).replace("failure_mode_allow", "failure_mode_alow"))
+        .unwrap();
     assert!(!validate(&broken).0, "validation notices a misspelt option");
 }
 
@@ -195,6 +229,7 @@ async fn r81_the_request_timeout_bounds_the_upload_but_not_the_prefill() {
         filters[0]["typed_config"]["request_timeout"] = "1s".into();
     };
     let envoy = Envoy::start_with(EnvoyOptions {
+        failover: None,
         tandem_grpc: vec![processor.address()],
         tandem_http: closed_port(),
         healthy: None,
@@ -253,6 +288,7 @@ async fn a_dead_replica_costs_nothing_once_it_is_noticed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_no_replica_left_requests_fail_at_once() {
     let options = EnvoyOptions {
+        failover: None,
         tandem_grpc: vec![closed_port()],
         tandem_http: closed_port(),
         healthy: Some(0),
@@ -319,6 +355,7 @@ async fn r88_with_tracing_on_the_processor_gets_the_span_in_its_metadata() {
     let engine = RawServer::answering(OK).await;
     let processor = Processor::start(vec![Action::Route(engine.address())]).await;
     let envoy = Envoy::start_with(EnvoyOptions {
+        failover: None,
         tandem_grpc: vec![processor.address()],
         tandem_http: closed_port(),
         healthy: None,

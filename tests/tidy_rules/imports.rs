@@ -3,7 +3,7 @@
 use super::{File, at, has_word, mentions, without_strings};
 
 /// Modules that decide and do nothing else.
-const PURE: [&str; 16] = [
+const PURE: [&str; 17] = [
     "request",
     "response",
     "routing",
@@ -17,6 +17,7 @@ const PURE: [&str; 16] = [
     "state/codec",
     "state/keys",
     "state/ledger",
+    "state/payload",
     "state/scripts",
     "state/time",
     "state/wire",

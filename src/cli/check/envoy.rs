@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::Finding;
-use crate::knobs::Knobs;
+use crate::knobs::{Addressing, Knobs};
 
 /// Envoy's default for `message_timeout`.
 const DEFAULT_MESSAGE_TIMEOUT: Duration = Duration::from_millis(200);
@@ -40,15 +40,27 @@ pub fn check(text: &str, knobs: &Knobs) -> Vec<Finding> {
     }
     let processors: Vec<&str> =
         filters.iter().filter_map(|filter| filter.pointer("/grpc_service/envoy_grpc/cluster_name")?.as_str()).collect();
-    let mut dials = false;
+    let mut dialled = [false; 2];
     walk(&document, &mut |object| {
         check_listener(object, knobs, &mut findings);
         check_route(object, &mut findings);
         check_cluster(object, &processors, &mut findings);
-        dials |= object.pointer("/original_dst_lb_config/use_http_header") == Some(&Value::Bool(true));
+        dialled[0] |= object.pointer("/original_dst_lb_config/use_http_header") == Some(&Value::Bool(true));
+        dialled[1] |= is_type(object, "override_host.v3.OverrideHost");
+        check_failover(object, knobs, &mut findings);
     });
-    if dials {
-        check_stripping(&document, &mut findings);
+    for (header, _) in DIALLED.iter().zip(dialled).filter(|(_, dialled)| *dialled) {
+        check_stripping(&document, header, &mut findings);
+    }
+    let attributes = |filter: &&Value| {
+        let list = filter.get("response_attributes").and_then(Value::as_array);
+        list.is_some_and(|list| list.iter().any(|name| name == "upstream.address"))
+    };
+    if dialled[1] && !filters.iter().any(attributes) {
+        findings.push(Finding::warning(
+            "ext_proc response_attributes lack upstream.address: after a fail-over the load of a request stays with the \
+             pod that failed",
+        ));
     }
     findings
 }
@@ -195,7 +207,31 @@ fn check_cluster(object: &Value, processors: &[&str], findings: &mut Vec<Finding
     }
 }
 
-fn check_stripping(document: &Value, findings: &mut Vec<Finding>) {
+/// The load-balancing policy that takes the next address of a list when a connection fails.
+fn check_failover(object: &Value, knobs: &Knobs, findings: &mut Vec<Finding>) {
+    if !is_type(object, "override_host.v3.OverrideHost") {
+        return;
+    }
+    if knobs.addressing != Addressing::DestinationEndpoint {
+        findings.push(Finding::error(
+            "a cluster takes addresses from x-gateway-destination-endpoint, which the gateway sends only with \
+             TANDEM_ADDRESSING=destination-endpoint",
+        ));
+    }
+    let fallback = object.pointer("/fallback_policy/policies/0/typed_extension_config/typed_config");
+    let nobody = fallback.is_some_and(|policy| {
+        is_type(policy, "subset.v3.Subset")
+            && policy.get("fallback_policy").and_then(Value::as_str).unwrap_or("NO_FALLBACK") == "NO_FALLBACK"
+    });
+    if !nobody {
+        findings.push(Finding::error(
+            "override_host falls back on a policy that chooses any pod: when no listed pod can be connected to, another one \
+             gets a hand-off that is not for it; use a subset policy with NO_FALLBACK",
+        ));
+    }
+}
+
+fn check_stripping(document: &Value, header: &str, findings: &mut Vec<Finding>) {
     let mut removed = Vec::new();
     walk(document, &mut |object| {
         if is_type(object, "early_header_mutation.header_mutation.v3.HeaderMutation") {
@@ -203,11 +239,11 @@ fn check_stripping(document: &Value, findings: &mut Vec<Finding>) {
             removed.extend(mutations.filter_map(|mutation| mutation.get("remove")?.as_str()));
         }
     });
-    if !removed.contains(&DIALLED[0]) {
-        findings.push(Finding::error(
-            "clients can choose the address that is dialled: remove target-pod before routing \
-             (early_header_mutation_extensions)",
-        ));
+    if !removed.contains(&header) {
+        findings.push(Finding::error(format!(
+            "clients can choose the address that is dialled: remove {header} before routing \
+             (early_header_mutation_extensions)"
+        )));
     }
 }
 
@@ -234,6 +270,31 @@ mod tests {
     #[test]
     fn the_shipped_file_is_clean() {
         assert_eq!(findings(SHIPPED), []);
+    }
+
+    const FAILOVER: &str = include_str!("../../../deploy/envoy/envoy-failover.yaml");
+
+    #[test]
+    fn the_file_with_failover_is_clean_and_must_be() {
+        let mut knobs = Knobs::read(&Nothing).unwrap().0;
+        assert!(check(FAILOVER, &knobs).iter().any(|found| found.text.contains("TANDEM_ADDRESSING")));
+        knobs.addressing = Addressing::DestinationEndpoint;
+        assert_eq!(check(FAILOVER, &knobs), []);
+        for (from, to, level, said) in [
+            (
+                "- remove: x-gateway-destination-endpoint\n",
+                "- remove: x\n",
+                Level::Error,
+                "x-gateway-destination-endpoint",
+            ),
+            ("response_attributes: [upstream.address]", "x: y", Level::Warning, "stays with"),
+            ("fallback_policy: NO_FALLBACK", "fallback_policy: ANY_ENDPOINT", Level::Error, "any pod"),
+            ("retry_on: connect-failure\n", "retry_on: reset\n", Level::Error, "second time"),
+        ] {
+            assert!(FAILOVER.contains(from), "{from}");
+            let found = check(&FAILOVER.replacen(from, to, 1), &knobs);
+            assert!(found.iter().any(|f| f.level == level && f.text.contains(said)), "{to}: {found:?}");
+        }
     }
 
     #[test]

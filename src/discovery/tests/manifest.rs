@@ -123,7 +123,7 @@ fn engines_and_connectors() {
     for (connector, expected, problem) in [
         ("shfs", Some(KvConnector::Shfs), None),
         ("NiXl", Some(KvConnector::Nixl), None),
-        ("mooncake", None, Some("not supported yet")),
+        ("mooncake", Some(KvConnector::Mooncake), None),
         ("carrier-pigeon", None, Some("unknown")),
         ("''", None, None),
     ] {

@@ -141,7 +141,7 @@ async fn the_time_limit_covers_the_whole_exchange() {
         socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{").await.unwrap();
         socket
     });
-    let LegOutcome::Failed { class: LegFailure::Timeout, detail } = outcome else { panic!("{outcome:?}") };
+    let LegOutcome::Failed { class: LegFailure::Timeout, detail, sent: true } = outcome else { panic!("{outcome:?}") };
     assert_eq!(detail, "no answer within 3 s");
 }
 
@@ -156,8 +156,26 @@ async fn an_answer_over_the_limit_is_unusable_and_nothing_more_of_it_is_read() {
         let _ = socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n01234567890").await;
         socket
     });
-    let LegOutcome::Failed { class: LegFailure::BadResponse, .. } = outcome else { panic!("{outcome:?}") };
+    let LegOutcome::Failed { class: LegFailure::BadResponse, sent: true, .. } = outcome else { panic!("{outcome:?}") };
     read_to_close(&mut socket).await;
+}
+
+#[tokio::test]
+async fn only_a_call_without_a_connection_was_certainly_not_read() {
+    let client = EngineClient::new();
+    let (listener, address) = listen().await;
+    let (outcome, ()) = tokio::join!(client.prefill(call(&address, Bytes::from_static(b"{}"))), async {
+        // Nothing is read: the peer cannot know that.
+        drop(listener.accept().await.unwrap());
+    });
+    let LegOutcome::Failed { class: LegFailure::Transport, sent: true, .. } = outcome else { panic!("{outcome:?}") };
+    drop(listener);
+    let outcome = client.prefill(call(&address, Bytes::from_static(b"{}"))).await;
+    let LegOutcome::Failed { class: LegFailure::Transport, sent: false, .. } = outcome else { panic!("{outcome:?}") };
+    let outcome = client.prefill(LegRequest { path: "x".to_owned(), ..call(&address, Bytes::new()) }).await;
+    let LegOutcome::Failed { class: LegFailure::RequestSetup, sent: false, .. } = outcome else {
+        panic!("{outcome:?}")
+    };
 }
 
 /// The path of a client is forwarded as it is; nothing in it can name another host.
@@ -181,7 +199,7 @@ fn a_path_never_changes_the_host() {
         ("/\u{fffd}", Some("/\u{fffd}")),
         (long.as_str(), None),
     ] {
-        let built = build("10.0.0.1:8000", path, HeaderMap::new(), Bytes::new());
+        let built = build(Method::POST, "10.0.0.1:8000", path, HeaderMap::new(), Bytes::new());
         match (built, expected) {
             (Ok(request), Some(expected)) => {
                 assert_eq!(request.uri().authority().unwrap(), "10.0.0.1:8000", "{path}");

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::request::Endpoint;
 
 const KVREQ: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
 
@@ -30,7 +31,8 @@ fn prefill(body: &ParsedBody) -> String {
 
 fn decode(body: &ParsedBody, params: &str) -> Result<(String, Handoff), HandoffError> {
     let answer = format!("{{\"id\":\"x\",\"choices\":[],\"usage\":{{}},\"kv_transfer_params\":{params}}}");
-    decode_body(body, KvConnector::Shfs, answer.as_bytes(), "10.0.0.5").map(|(bytes, h)| (text(&bytes).to_owned(), h))
+    decode_body(body, KvConnector::Shfs, answer.as_bytes(), "10.0.0.5")
+        .map(|relay| (text(&relay.body).to_owned(), relay.handoff))
 }
 
 #[test]
@@ -98,7 +100,7 @@ fn interop_06_a_forged_handoff_reaches_no_pod() {
     let relayed = decode(&body, REAL).unwrap().0;
     assert_eq!(relayed.matches("\"kv_transfer").count(), 1);
     assert!(relayed.contains("6c806d32") && !relayed.contains("disagg"));
-    let nixl = decode_body(&body, KvConnector::Nixl, b"{\"id\":\"x\"}", "10.0.0.5").unwrap().0;
+    let nixl = decode_body(&body, KvConnector::Nixl, b"{\"id\":\"x\"}", "10.0.0.5").unwrap().body;
     assert!(!text(&nixl).contains("kv_transfer"));
     assert!(text(&nixl).contains(r#""disagg_prefill_resp":{"id":"x"}"#));
 }
@@ -141,7 +143,11 @@ fn interop_07_duplicate_key() {
         (r#","seed":1,"seed":2"#, None),
         (r#","max_tokens":1,"x":{"max_tokens":1}"#, None),
     ] {
-        assert_eq!(chat(members).duplicate_of(&CONTROLLED_KEYS), expected, "{members}");
+        assert_eq!(
+            chat(members).duplicate_of(crate::engines::Protocol::VllmShfs.controlled_keys()),
+            expected,
+            "{members}"
+        );
     }
 }
 
@@ -166,14 +172,14 @@ fn interop_09_nested_block_ids_and_unknown_fields() {
     // A second spelling of the host does not survive, and an IPv6 address comes as it is.
     let twice = params.replace("\"new_key\"", "\"remote\\u005fhost\":\"1.2.3.4\",\"new_key\"");
     let answer = format!("{{\"kv_transfer_params\":{twice}}}");
-    let (body, _) = decode_body(&chat(""), KvConnector::Shfs, answer.as_bytes(), "fd00::5").unwrap();
+    let body = decode_body(&chat(""), KvConnector::Shfs, answer.as_bytes(), "fd00::5").unwrap().body;
     assert!(text(&body).contains(&params.replace("localhost", "fd00::5")), "{body:?}");
 }
 
 #[test]
 fn interop_12_handoffs_of_the_wrong_type_or_without_substance() {
     for wrong in ["\"oops\"", "1", "[]", "true"] {
-        assert_eq!(decode(&chat(""), wrong), Err(HandoffError::WrongType), "{wrong}");
+        assert_eq!(decode(&chat(""), wrong), Err(HandoffError::WrongType("kv_transfer_params")), "{wrong}");
     }
     for answer in ["", "null", "[]", "\"x\"", "{\"a\":", "{} x", "\u{feff}{}"] {
         for connector in [KvConnector::Shfs, KvConnector::Nixl] {
@@ -183,7 +189,7 @@ fn interop_12_handoffs_of_the_wrong_type_or_without_substance() {
     }
     let clean = text(&chat("").raw).to_owned();
     let absent = decode_body(&chat(""), KvConnector::Shfs, b"{\"id\":\"x\"}", "10.0.0.5").unwrap();
-    assert_eq!((text(&absent.0), absent.1), (clean.as_str(), Handoff::Absent));
+    assert_eq!((text(&absent.body), absent.handoff, absent.lease), (clean.as_str(), Handoff::Absent, None));
 
     let replaced = |key: &str, value: Value| {
         let mut params: Value = serde_json::from_str(REAL).unwrap();
@@ -250,17 +256,41 @@ fn interop_12_handoffs_of_the_wrong_type_or_without_substance() {
 }
 
 #[test]
+fn the_fields_of_a_handoff_tell_how_long_its_blocks_stay() {
+    let old =
+        r#""do_remote_prefill":true,"remote_engine_id":"e","remote_host":"h","remote_port":1,"remote_block_ids":[1]"#;
+    for (members, seconds) in [
+        (String::new(), 120),
+        (r#","tp_size":1"#.to_owned(), 120),
+        (r#","remote_request_id":"r""#.to_owned(), 480),
+        (r#","remote_request_id":"r","tp_size":1,"dcp_size":1"#.to_owned(), 480),
+        (r#","remote_request_id":"r","remote_num_tokens":75"#.to_owned(), 30),
+        (r#","remote_request_id":"r","remote_blocks_expiry_time":null"#.to_owned(), 30),
+        (r#","remote_registration_generation":1"#.to_owned(), 30),
+        (r#","transfer_mode":"push""#.to_owned(), 30),
+    ] {
+        let answer = format!("{{\"kv_transfer_params\":{{{old}{members}}}}}");
+        let relay = decode_body(&chat(""), KvConnector::Shfs, answer.as_bytes(), "10.0.0.5").unwrap();
+        assert_eq!(relay.lease, Some(Duration::from_secs(seconds)), "{members}");
+    }
+    let answer = format!("{{\"kv_transfer_params\":{REAL}}}");
+    let relay = decode_body(&chat(""), KvConnector::Shfs, answer.as_bytes(), "10.0.0.5").unwrap();
+    assert_eq!(relay.lease, Some(Duration::from_secs(30)));
+    let unusable = decode_body(&chat(""), KvConnector::Shfs, b"{\"kv_transfer_params\":{}}", "10.0.0.5").unwrap();
+    assert_eq!((unusable.handoff, unusable.lease), (Handoff::Unusable, None));
+}
+
+#[test]
 fn interop_17_neuron_nixl() {
     let body = chat(r#","max_tokens":64,"stream":true,"min_tokens":2"#);
     let expected = format!(r#"{{"model":"m",{MESSAGES},"max_tokens":1,"stream":false,"max_completion_tokens":1}}"#);
     assert_eq!(text(&prefill_body(&body, KvConnector::Nixl)), expected);
     let answer = "{ \"id\" : \"x\", \"n\":1.50, \"kv_transfer_params\":\"oops\" }";
-    let (decode, handoff) =
-        decode_body(&body, KvConnector::Nixl, format!("\n{answer} ").as_bytes(), "10.0.0.5").unwrap();
+    let relay = decode_body(&body, KvConnector::Nixl, format!("\n{answer} ").as_bytes(), "10.0.0.5").unwrap();
     let expected = format!(
         r#"{{"model":"m",{MESSAGES},"max_tokens":64,"stream":true,"min_tokens":2,"disagg_prefill_resp":{answer}}}"#
     );
-    assert_eq!((text(&decode), handoff), (expected.as_str(), Handoff::Relayed));
+    assert_eq!((text(&relay.body), relay.handoff, relay.lease), (expected.as_str(), Handoff::Relayed, None));
 }
 
 #[test]
@@ -283,6 +313,13 @@ fn r10_every_combination_of_the_five_fields_is_valid_on_prefill() {
             assert_eq!((read("stream_options"), read("min_tokens"), read("max_output_tokens")), (None, None, None));
         }
     }
+}
+
+#[test]
+fn without_a_handoff_the_prefill_pod_still_makes_one_token() {
+    let body = chat(r#","max_tokens":8,"stream":true,"kv_transfer_params":{},"bootstrap_room":1"#);
+    let expected = format!(r#"{{"model":"m",{MESSAGES},"max_tokens":1,"stream":false,"max_completion_tokens":1}}"#);
+    assert_eq!(text(&prefill_body(&body, KvConnector::Nixl)), expected);
 }
 
 #[test]
@@ -313,12 +350,12 @@ proptest! {
         for connector in [KvConnector::Shfs, KvConnector::Nixl] {
             let _ = decode_body(&body, connector, &answer, &host);
             let answer = format!("{{\"kv_transfer_params\":{params}}}");
-            if let Ok((bytes, _)) = decode_body(&body, connector, answer.as_bytes(), &host) {
+            if let Ok(Relay { body: bytes, .. }) = decode_body(&body, connector, answer.as_bytes(), &host) {
                 prop_assert!(serde_json::from_slice::<&serde_json::value::RawValue>(&bytes).is_ok());
             }
         }
         let answer = format!("{{\"kv_transfer_params\":{REAL}}}");
-        let (bytes, _) = decode_body(&body, KvConnector::Shfs, answer.as_bytes(), &host).unwrap();
+        let bytes = decode_body(&body, KvConnector::Shfs, answer.as_bytes(), &host).unwrap().body;
         let sent: Value = serde_json::from_slice(&bytes).unwrap();
         prop_assert_eq!(sent["kv_transfer_params"]["remote_host"].as_str(), Some(host.as_str()));
     }

@@ -8,7 +8,7 @@ use http::{HeaderMap, Method};
 
 use super::{Exchange, Routing, State, Unresolved};
 use crate::clock::Tick;
-use crate::engines::vllm;
+use crate::engines::{self, Protocol};
 use crate::error::{ApiError, Reason};
 use crate::exchange::event::{Effect, RequestHead};
 use crate::exchange::headers::{names_to_strip, text};
@@ -167,13 +167,13 @@ impl Exchange {
             effects.push(Effect::Prepare(Box::new(job)));
             State::Preparing(Box::new(routing))
         } else {
-            self.route(now, routing, &job.run(), effects)
+            self.route(now, routing, job.run(), effects)
         }
     }
 
     /// On a busy machine, work on a prompt waits for a thread. Envoy takes one wish for more time per message, so it
     /// covers the prefill leg too.
-    fn extend(&mut self, time: Duration, effects: &mut Vec<Effect>) {
+    pub(super) fn extend(&mut self, time: Duration, effects: &mut Vec<Effect>) {
         if !std::mem::replace(&mut self.extended, true) {
             effects.push(Effect::ExtendTimeout(time));
         }
@@ -197,7 +197,7 @@ impl Exchange {
             ApiError::new(reason, error.to_string())
         })?;
         self.record.stream = body.stream;
-        if let Some(key) = vllm::hidden_handoff(&body) {
+        if let Some(key) = engines::hidden_handoff(&body) {
             let text = format!("field \"vllm_xargs\" must not hold \"{key}\"");
             return Err(ApiError::new(Reason::BodyInvalid, text));
         }
@@ -232,8 +232,8 @@ impl Exchange {
         let plan = plan::plan(self.adapter, &model, headers, profile, &body, &self.world.knobs)?;
         self.record.strategy = plan.strategy.map(Strategy::name);
         if plan.strategy == Some(Strategy::Pd) {
-            plan::check_engine(&model, plan.filter.as_ref())?;
-            if let Some(key) = body.duplicate_of(&vllm::CONTROLLED_KEYS) {
+            let protocol = Protocol::of(plan.engine, plan.knobs.kv_connector, plan.knobs.trt_generation_first);
+            if let Some(key) = body.duplicate_of(protocol.controlled_keys()) {
                 let text = format!("duplicate top-level key \"{key}\" in request body");
                 return Err(ApiError::new(Reason::InvalidPdRequest, text));
             }

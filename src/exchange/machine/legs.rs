@@ -2,72 +2,100 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::{EXPLAIN, Exchange, Routed, Routing, State};
+use super::{Asked, Attempt, EXPLAIN, Exchange, Legs, Prefilling, Routing, State};
 use crate::bands;
 use crate::clock::Tick;
-use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
-use crate::engines::vllm::Handoff;
-use crate::engines::{self, vllm};
+use crate::engines::leg::LegRequest;
+use crate::engines::lookup::{LookedUp, LookupError, LookupKey};
+use crate::engines::{self, Bodies, Protocol, sglang, vllm};
 use crate::error::{ApiError, Reason};
 use crate::exchange::admission::Reservation;
 use crate::exchange::answer;
-use crate::exchange::event::{Adapter, Effect, RequestHead, RoutePlan};
+use crate::exchange::event::{Adapter, Effect, LookupCall, RequestHead, RoutePlan};
 use crate::exchange::headers::{leg_headers, text};
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::session::{SESSION_ID, session_id};
+use crate::exchange::whole::Whole;
 use crate::fleet::{Model, Pod};
+use crate::knobs::Addressing;
 use crate::prefix::PrefixUpdate;
-use crate::request::ParsedBody;
+use crate::rng::Rng;
 use crate::routing::{
-    self, Context, Decision, DecisionRecord, PromptLength, RequestFacts, SingleReason, Strategy, Target,
+    self, Context, Decision, DecisionRecord, PromptLength, RequestFacts, RoutingError, SingleReason, Strategy, Target,
 };
-use crate::telemetry::{DecisionEssentials, Outcome, PrefillOutcome, PrefillStage};
-
-/// How long a decode pod has for taking in a request that nobody waits for.
-const DELIVERY: Duration = Duration::from_secs(1);
+use crate::telemetry::{DecisionEssentials, PrefillStage};
 
 /// What the token ledgers count as one token, bytes of the request body (the PD document, "Token Load Scoring Policy").
 const BYTES_PER_TOKEN: u64 = 4;
+
+/// Decode pods that may take a request over, one after the other, when the chosen one cannot be reached.
+const MAX_FALLBACKS: usize = 3;
 
 impl Exchange {
     pub(super) fn route(
         &mut self,
         now: Tick,
         routing: Routing,
-        prepared: &Prepared,
+        prepared: Prepared,
         effects: &mut Vec<Effect>,
     ) -> State {
         let Routing { body, model, plan } = routing;
-        let Some(strategy) = plan.strategy else {
-            self.record.timings.routed = Some(now);
-            return self.hand_over(now, &body, None, vllm::plain_body(&body), None, effects);
-        };
         let prompt_tokens = self.record.body_bytes as u64 / BYTES_PER_TOKEN;
+        let session_growth = self.session_growth(now, &model, &plan, prompt_tokens);
+        let asked = Box::new(Asked { body, model, plan, prepared, session_growth });
+        if asked.plan.strategy.is_none() {
+            self.record.timings.routed = Some(now);
+            let body = engines::plain_body(&asked.body, None);
+            self.asked = Some(asked);
+            return self.hand_over(now, None, body, None, effects);
+        }
+        match self.select(now, asked, effects) {
+            Ok(state) => state,
+            Err((asked, RoutingError::NoCombined)) => self.refuse(now, refusal(&asked.plan), effects),
+            Err((asked, error)) => {
+                if asked.plan.strategy == Some(Strategy::Pd) {
+                    self.world.metrics.selection_failed(Some(&asked.model.name));
+                }
+                let text = format!("error on selecting target pod: {error}");
+                self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
+            }
+        }
+    }
+
+    /// Selects, charges, and starts the legs. Without a target everything comes back.
+    pub(super) fn select(
+        &mut self,
+        now: Tick,
+        asked: Box<Asked>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<State, (Box<Asked>, RoutingError)> {
+        let Asked { body, model, plan, prepared, session_growth } = &*asked;
+        let Some(strategy) = plan.strategy else { return Err((asked, RoutingError::NoPods)) };
         let facts = RequestFacts {
-            length: plan::bucket_length(&body, prepared.length),
+            length: plan::bucket_length(body, prepared.length),
             hashes: &prepared.hashes,
             splittable: plan.splittable,
             profile: plan.profile.as_deref(),
             filter: plan.filter.as_ref(),
             affinity: plan.session.affinity(),
-            prompt_tokens,
+            prompt_tokens: self.record.body_bytes as u64 / BYTES_PER_TOKEN,
             prefix_tokens: prepared.prefix_tokens,
-            session_growth: self.session_growth(now, &model, &plan, prompt_tokens),
+            session_growth: *session_growth,
+            avoid: self.avoid,
         };
         let context = Context {
             now,
-            seed: self.seed,
+            seed: if self.retried { self.seed.wrapping_add(1) } else { self.seed },
             max_metric_age: self.world.knobs.scrape.max_age,
             prefix: &self.world.prefix,
             peers: model.peers.view(),
         };
-        let selected = routing::select_and_charge(&model, &facts, strategy, &plan.knobs, context);
+        let selected = routing::select_and_charge(model, &facts, strategy, &plan.knobs, context);
         let (outcome, charges) = match selected {
             Ok((decision, charges)) => (Ok(decision), Some(charges)),
             Err(error) => (Err(error), None),
@@ -86,34 +114,31 @@ impl Exchange {
         });
         self.world.journal.push(Arc::clone(&record));
         self.explain(&record);
-        match (&record.outcome, charges) {
-            (Ok(decision), Some(mut charges)) => {
-                self.world.ledger.watch(&self.record.request_id, &mut charges.tokens);
-                if charges.conflicts > 0 {
-                    self.world.metrics.selection_conflicts(u64::from(charges.conflicts));
-                }
-                if charges.blind {
-                    self.world.metrics.blind_commit();
-                }
-                for signal in decision.missing.names() {
-                    self.world.metrics.routing_signal_missing(&model.name, signal);
-                }
-                self.note_bands(&model, &plan, facts.length, decision);
-                self.charges = Some(charges);
-                self.record.timings.routed = Some(now);
-                self.record.ready_pods = model.routable.len();
-                self.record.candidate_pods = decision.candidates.1;
-                self.start_legs(now, body, &plan, decision, &prepared.hashes, effects)
-            }
-            (Err(error), _) => {
-                if strategy == Strategy::Pd {
-                    self.world.metrics.selection_failed(Some(&model.name));
-                }
-                let text = format!("error on selecting target pod: {error}");
-                self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
-            }
-            (Ok(_), None) => self.refuse(now, ApiError::new(Reason::Internal, "a selection without charges"), effects),
+        let (decision, mut charges) = match (&record.outcome, charges) {
+            (Ok(decision), Some(charges)) => (decision, charges),
+            (Err(error), _) => return Err((asked, error.clone())),
+            (Ok(_), None) => return Err((asked, RoutingError::NoPods)),
+        };
+        self.world.ledger.watch(&self.record.request_id, &mut charges.tokens);
+        if charges.conflicts > 0 {
+            self.world.metrics.selection_conflicts(u64::from(charges.conflicts));
         }
+        if charges.blind {
+            self.world.metrics.blind_commit();
+        }
+        if decision.ejections_ignored {
+            self.world.metrics.ejection_ignored();
+        }
+        for signal in decision.missing.names() {
+            self.world.metrics.routing_signal_missing(&model.name, signal);
+        }
+        self.note_bands(model, plan, facts.length, decision);
+        self.pairs = Some(Arc::clone(&model.pairs));
+        self.charges = Some(charges);
+        self.record.timings.routed = Some(now);
+        self.record.ready_pods = model.routable.len();
+        self.record.candidate_pods = decision.candidates.1;
+        Ok(self.start_legs(now, asked, decision, effects))
     }
 
     /// Notes for spans, and for a client that asked, what was decided.
@@ -157,26 +182,21 @@ impl Exchange {
         self.world.sessions.grow(&model.name, key, prompt_tokens, plan.knobs.token_load_session_ttl, now)
     }
 
-    fn start_legs(
-        &mut self,
-        now: Tick,
-        body: ParsedBody,
-        plan: &Plan,
-        decision: &Decision,
-        hashes: &[u64],
-        effects: &mut Vec<Effect>,
-    ) -> State {
+    fn start_legs(&mut self, now: Tick, asked: Box<Asked>, decision: &Decision, effects: &mut Vec<Effect>) -> State {
+        self.timers = asked.plan.knobs.watchdog;
+        self.abort_knobs = asked.plan.knobs.abort;
         if let Some((prefill, decode)) = decision.policies {
             self.record.policies = Some((prefill.name(), decode.name()));
         }
-        let attempt = self.attempt_id();
         match &decision.target {
             Target::Single { pod, reason } => {
                 self.record.single_reason = (*reason != SingleReason::Strategy).then(|| reason.name());
                 if decision.strategy.looks_prefixes_up() {
-                    self.offer_prefix(pod, hashes);
+                    self.offer_prefix(pod, &asked.prepared.hashes);
                 }
-                let state = self.hand_over(now, &body, Some(pod), vllm::plain_body(&body), Some(attempt), effects);
+                let body = engines::plain_body(&asked.body, Some(pod.spec.engine));
+                self.asked = Some(asked);
+                let state = self.hand_over(now, Some(pod), body, None, effects);
                 if decision.strategy.keeps_sessions()
                     && let Ok(id) = HeaderValue::from_str(&session_id(&pod.address))
                 {
@@ -188,27 +208,119 @@ impl Exchange {
                 self.record.roleset.clone_from(&prefill.state.labels.roleset);
                 self.record.prefill_pod = Some(Arc::clone(&prefill.state.labels));
                 self.aim_at(decode);
-                self.record.timings.prefill_start = Some(now);
-                self.prefill_host = Some(Arc::clone(&prefill.spec.host));
                 self.world.metrics.selected_pair(&prefill.state.labels, &decode.state.labels);
-                self.offer_prefix(prefill, hashes);
-                let connector = prefill.spec.kv_connector.unwrap_or(plan.knobs.kv_connector);
-                if !self.extended {
-                    effects.push(Effect::ExtendTimeout(plan.knobs.prefill_request_timeout));
+                self.offer_prefix(prefill, &asked.prepared.hashes);
+                let knobs = &asked.plan.knobs;
+                let connector = prefill.spec.kv_connector.unwrap_or(knobs.kv_connector);
+                let protocol = Protocol::of(prefill.spec.engine, connector, knobs.trt_generation_first);
+                let attempt = self.attempt(protocol);
+                let legs = Legs { prefill: Arc::clone(prefill), decode: Arc::clone(decode), protocol, attempt };
+                self.fallbacks = if protocol.decode_failover() { fallbacks(&asked, &legs) } else { Vec::new() };
+                self.legs = Some(legs.clone());
+                let kind = protocol.needs_lookup(knobs.mooncake_port);
+                if kind.is_some() || !protocol.is_concurrent() {
+                    self.extend(knobs.prefill_request_timeout, effects);
                 }
-                effects.push(Effect::StartPrefill(Box::new(LegRequest {
+                self.asked = Some(asked);
+                let Some(kind) = kind else { return self.dispatch(now, legs, None, effects) };
+                let key = LookupKey {
+                    uid: Arc::clone(&prefill.spec.uid),
+                    restarts: prefill.spec.restarts,
                     address: Arc::clone(&prefill.address),
-                    path: self.path(),
-                    headers: self.leg_headers(&attempt),
-                    body: vllm::prefill_body(&body, connector),
-                    timeout: plan.knobs.prefill_request_timeout,
-                    max_answer_bytes: self.world.knobs.limits.max_prefill_answer_bytes,
-                })));
-                let leg = self.world.metrics.prefill_leg(self.record.model.clone());
-                let (prefill, decode) = (Arc::clone(prefill), Arc::clone(decode));
-                State::Prefilling(Box::new(Routed { body, prefill, decode, connector, attempt, leg }))
+                };
+                effects.push(Effect::LookUp(Box::new(LookupCall { key, kind })));
+                State::LookingUp(Box::new(legs))
             }
         }
+    }
+
+    pub(super) fn on_looked_up(
+        &mut self,
+        now: Tick,
+        legs: Legs,
+        found: Result<Arc<LookedUp>, LookupError>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        match found {
+            Ok(found) => self.dispatch(now, legs, Some(&found), effects),
+            Err(error) => {
+                tracing::warn!(request_id = self.record.request_id, %error, "the prefill pod cannot be asked");
+                self.faults.prefill = true;
+                self.world.metrics.pd_prefill_failed(error.class(), PrefillStage::BeforeResponse);
+                self.refuse(now, engines::lookup_failure(&error), effects)
+            }
+        }
+    }
+
+    /// Starts the prefill leg, and with a dialect that wants it so, the decode leg at once.
+    fn dispatch(&mut self, now: Tick, legs: Legs, found: Option<&LookedUp>, effects: &mut Vec<Effect>) -> State {
+        let Some(asked) = self.asked.take() else { return self.lost(now, effects) };
+        let bodies = match self.bodies(now, &asked.body, &legs, found) {
+            Ok(bodies) => bodies,
+            Err(error) => return self.refuse(now, error, effects),
+        };
+        let knobs = &asked.plan.knobs;
+        self.record.timings.prefill_start = Some(now);
+        (self.leg_looked_at, self.leg_pending_at) = (now, now);
+        effects.push(Effect::StartPrefill(Box::new(LegRequest {
+            address: Arc::clone(&legs.prefill.address),
+            path: self.path(),
+            headers: self.leg_headers(&legs.attempt.id),
+            body: bodies.prefill,
+            timeout: knobs.prefill_request_timeout,
+            max_answer_bytes: self.world.knobs.limits.max_prefill_answer_bytes,
+        })));
+        let leg = self.world.metrics.prefill_leg(self.record.model.clone());
+        self.asked = Some(asked);
+        if !legs.protocol.is_concurrent() {
+            return State::Prefilling(Box::new(Prefilling { legs, leg }));
+        }
+        self.record.handoff = Protocol::AT_ONCE;
+        self.twin = Some(leg);
+        let decode = Arc::clone(&legs.decode);
+        self.hand_over(now, Some(&decode), bodies.decode, Some(legs.attempt.id), effects)
+    }
+
+    /// Both bodies of a pair that is asked at once; of any other, the decode body is made later and empty here.
+    fn bodies(
+        &self,
+        now: Tick,
+        body: &crate::request::ParsedBody,
+        legs: &Legs,
+        found: Option<&LookedUp>,
+    ) -> Result<Bodies, ApiError> {
+        let first = |prefill| Ok(Bodies { prefill, decode: Bytes::new() });
+        let prefill = &legs.prefill.spec;
+        match (legs.protocol, found) {
+            (Protocol::VllmShfs, _) => first(vllm::prefill_body(body, crate::knobs::KvConnector::Shfs)),
+            (Protocol::VllmNixl | Protocol::Plain, _) => {
+                first(vllm::prefill_body(body, crate::knobs::KvConnector::Nixl))
+            }
+            (Protocol::TrtContextFirst, _) => {
+                first(engines::trtllm::context_body(body, self.world.disagg_id(now), false))
+            }
+            (Protocol::Sglang, _) => {
+                let mut rng = Rng::new(self.seed ^ legs.attempt.number.rotate_left(32));
+                let room = sglang::room(rng.next_u64(), body.prompt.count);
+                let rid = legs.attempt.rid.as_deref().unwrap_or_default();
+                let bootstrap = sglang::Bootstrap { host: &prefill.host, port: prefill.bootstrap_port, room, rid };
+                Ok(sglang::bodies(body, &bootstrap))
+            }
+            (Protocol::VllmMooncake, Some(LookedUp::EngineId(engine))) => {
+                let transfer = format!("xfer-{}", legs.attempt.id);
+                let port = self.world.knobs.pd.mooncake_port;
+                Ok(vllm::mooncake::bodies(body, &transfer, engine, &prefill.host, port))
+            }
+            (Protocol::TrtGenerationFirst, Some(LookedUp::ServerInfo(info))) => {
+                Ok(engines::trtllm::generation_bodies(body, self.world.disagg_id(now), info))
+            }
+            _ => Err(ApiError::new(Reason::Internal, "the prefill pod was asked for something else")),
+        }
+    }
+
+    /// Cannot be: what a selection needs is kept until the request is with its pod.
+    pub(super) fn lost(&mut self, now: Tick, effects: &mut Vec<Effect>) -> State {
+        self.refuse(now, ApiError::new(Reason::Internal, "the request was lost on its way"), effects)
     }
 
     /// Tells the index that the pod is about to have this prompt in its cache.
@@ -222,87 +334,19 @@ impl Exchange {
         }
     }
 
-    pub(super) fn on_prefill(
-        &mut self,
-        now: Tick,
-        routed: Routed,
-        outcome: &LegOutcome,
-        effects: &mut Vec<Effect>,
-    ) -> State {
-        self.record.timings.prefill_end = Some(now);
-        if let Some(charges) = &mut self.charges {
-            charges.prefill = None;
-            charges.tokens.prefill_done(now);
-        }
-        let Routed { body: parsed, prefill, decode, connector, attempt, leg } = routed;
-        let merged = engines::accept_prefill(outcome).and_then(|answer| {
-            vllm::decode_body(&parsed, connector, answer, &prefill.spec.host).map_err(|error| {
-                let text = engines::failure_text(LegFailure::BadResponse, &error.to_string());
-                ApiError::new(Reason::HandoffInvalid, text)
-            })
-        });
-        match merged {
-            Err(error) => {
-                if engines::accept_prefill(outcome).is_ok() {
-                    // It did its work, and holds blocks that nobody can be told of.
-                    self.unclaimed = true;
-                }
-                let class = outcome.failure_class();
-                leg.finish(outcome.metric_outcome());
-                self.world.metrics.pd_prefill_failed(class, PrefillStage::BeforeResponse);
-                self.refuse(now, error, effects)
-            }
-            Ok((body, handoff)) => {
-                leg.finish(PrefillOutcome::Success);
-                self.record.handoff = handoff.label();
-                self.hand_over(now, &parsed, Some(&decode), body, Some(attempt), effects)
-            }
-        }
-    }
-
-    /// The client left in the moment between the legs. The prefill pod holds blocks for a decode pod that has not heard
-    /// of them: it has to, once, or they stay until the lease ends.
-    pub(super) fn gone_after_prefill(
-        &mut self,
-        now: Tick,
-        routed: Routed,
-        outcome: &LegOutcome,
-        effects: &mut Vec<Effect>,
-    ) -> State {
-        self.record.timings.prefill_end = Some(now);
-        let Routed { body: parsed, prefill, decode, connector, attempt, leg } = routed;
-        if let Ok(answer) = engines::accept_prefill(outcome) {
-            leg.finish(PrefillOutcome::Success);
-            if let Ok((body, Handoff::Relayed)) = vllm::decode_body(&parsed, connector, answer, &prefill.spec.host) {
-                self.record.handoff = Handoff::Relayed.label();
-                effects.push(Effect::Deliver(Box::new(LegRequest {
-                    address: Arc::clone(&decode.address),
-                    path: self.path(),
-                    headers: self.leg_headers(&attempt),
-                    body,
-                    timeout: DELIVERY,
-                    max_answer_bytes: 0,
-                })));
-            }
-        } else {
-            leg.finish(outcome.metric_outcome());
-        }
-        self.record.status = 499;
-        self.end(now, Outcome::ClientGone, effects)
-    }
-
     /// The request goes on: to `pod`, or wherever Envoy's own routes lead.
-    fn hand_over(
+    pub(super) fn hand_over(
         &mut self,
         now: Tick,
-        parsed: &ParsedBody,
         pod: Option<&Arc<Pod>>,
         body: Bytes,
         attempt: Option<String>,
         effects: &mut Vec<Effect>,
     ) -> State {
         self.record.timings.handed_over = Some(now);
-        if let Some(charges) = &mut self.charges {
+        if let Some(charges) = &mut self.charges
+            && self.twin.is_none()
+        {
             charges.decode.hand_over();
         }
         if let Some(place) = self.rate.take() {
@@ -310,19 +354,45 @@ impl Exchange {
         }
         let mut set_headers = Vec::with_capacity(4);
         let attempt = attempt.unwrap_or_else(|| self.attempt_id());
-        match pod {
-            Some(pod) => {
-                self.aim_at(pod);
-                if let Some(strategy) = &self.record.strategy {
-                    set_headers.push(("routing-strategy", strategy.clone().into_owned()));
-                }
-                set_headers.push(("target-pod", pod.address.to_string()));
+        if let Some(pod) = pod {
+            self.aim_at(pod);
+            if let Some(strategy) = &self.record.strategy {
+                set_headers.push(("routing-strategy", strategy.clone().into_owned()));
             }
-            None => set_headers.push(("model", parsed.model.to_string())),
+            set_headers.push(("target-pod", pod.address.to_string()));
+            if self.world.knobs.addressing == Addressing::DestinationEndpoint {
+                let others = self.fallbacks.iter().map(|pod| &*pod.address);
+                let all: Vec<&str> = std::iter::once(&*pod.address).chain(others).collect();
+                set_headers.push(("x-gateway-destination-endpoint", all.join(",")));
+            }
+        } else {
+            let model = self.asked.as_ref().map(|asked| asked.body.model.to_string());
+            set_headers.push(("model", model.unwrap_or_default()));
         }
         set_headers.push(("x-request-id", attempt.clone()));
-        self.answer_headers =
-            answer::marker_headers(&self.record, pod.map(|pod| &*pod.address), self.prefill_host.as_deref());
+        self.remark(pod.map(|pod| &*pod.address));
+        let plan = RoutePlan {
+            address: pod.map(|pod| Arc::clone(&pod.address)),
+            path: self.path(),
+            set_headers,
+            headers: self.leg_headers(&attempt),
+            body,
+        };
+        self.note_route(&plan);
+        effects.push(Effect::Route(Box::new(plan)));
+        if self.twin.is_none() {
+            self.arm(now);
+        }
+        // Envoy has the body now; the front holds it until the pod answers, since the request may have to start over.
+        if self.adapter == Adapter::Envoy {
+            self.forget_request();
+        }
+        State::AwaitAnswer
+    }
+
+    /// Makes the headers that the answer gets: who serves it, by which decision.
+    pub(super) fn remark(&mut self, address: Option<&str>) {
+        self.answer_headers = answer::marker_headers(&self.record, address, self.prefill_host());
         if let Some(name) = self.chosen_profile.as_ref().and_then(|name| HeaderValue::from_bytes(name.as_bytes()).ok())
         {
             self.answer_headers.insert(answer::CHOSEN_PROFILE, name);
@@ -330,24 +400,23 @@ impl Exchange {
         if let Some(summary) = self.explanation.as_deref().and_then(|summary| HeaderValue::from_str(summary).ok()) {
             self.answer_headers.insert(HeaderName::from_static(EXPLAIN), summary);
         }
-        effects.push(Effect::Route(Box::new(RoutePlan {
-            address: pod.map(|pod| Arc::clone(&pod.address)),
-            path: self.path(),
-            set_headers,
-            headers: self.leg_headers(&attempt),
-            body,
-        })));
-        // The request's own head is not needed any more, and answers can take an hour.
+    }
+
+    /// The request cannot start over any more, and answers can take an hour: its head and body go.
+    pub(super) fn forget_request(&mut self) {
         self.head = None;
-        // Envoy has the body now; the front holds it until the pod answers.
-        if self.adapter == Adapter::Envoy {
-            self.reservation = Reservation::empty(&self.world.buffered);
-        }
-        State::AwaitAnswer
+        self.asked = None;
+        self.routed = None;
+        self.reservation = Reservation::empty(&self.world.buffered);
+    }
+
+    /// Host of the prefill pod, for the answer's headers.
+    pub(super) fn prefill_host(&self) -> Option<&str> {
+        self.legs.as_ref().map(|legs| &*legs.prefill.spec.host)
     }
 
     /// Notes the pod that will answer. Its load includes this request already.
-    fn aim_at(&mut self, pod: &Pod) {
+    pub(super) fn aim_at(&mut self, pod: &Pod) {
         if self.record.target_pod.is_none() {
             let load = pod.state.load.view();
             self.record.outstanding_at_start = (load.pending + load.running).saturating_sub(1);
@@ -356,21 +425,52 @@ impl Exchange {
         self.record.target_host = pod.spec.host.to_string();
     }
 
-    /// The id that both legs of this attempt carry: the request id itself when nobody else can have it.
-    fn attempt_id(&self) -> String {
+    /// Fresh ids for a pair. Both legs carry the same request id: the request's own, when nobody else can have it.
+    fn attempt(&self, protocol: Protocol) -> Attempt {
         let number = self.world.attempts.fetch_add(1, Ordering::Relaxed);
-        match &self.head {
-            Some(head) if head.id_is_unique => head.request_id.clone(),
-            Some(head) => format!("{}-{:08x}{:08x}", head.request_id, self.world.hash_seed as u32, number as u32),
+        let process = self.world.hash_seed as u32;
+        let id = match &self.head {
+            Some(head) if head.id_is_unique && !self.retried => head.request_id.clone(),
+            Some(head) => format!("{}-{process:08x}{:08x}", head.request_id, number as u32),
             None => String::new(),
-        }
+        };
+        let request_id = &self.record.request_id;
+        let rid = protocol.aborts_by_rid().then(|| sglang::rid(request_id, process, number as u32).into());
+        Attempt { id, rid, number }
     }
 
-    fn path(&self) -> String {
+    fn attempt_id(&self) -> String {
+        self.attempt(Protocol::Plain).id
+    }
+
+    pub(super) fn path(&self) -> String {
         self.head.as_ref().map(|head| head.path.clone()).unwrap_or_default()
     }
 
-    fn leg_headers(&self, attempt: &str) -> HeaderMap {
+    pub(super) fn leg_headers(&self, attempt: &str) -> HeaderMap {
         self.head.as_ref().map(|head| leg_headers(&head.headers, attempt)).unwrap_or_default()
     }
+}
+
+/// What the client is told of a request that has to be served whole and cannot be.
+fn refusal(plan: &Plan) -> ApiError {
+    let text = plan.whole.map(|whole| whole.refusal(plan.engine)).unwrap_or_default();
+    let error = ApiError::new(Reason::InvalidPdRequest, text);
+    match plan.whole.and_then(Whole::param) {
+        Some(field) => error.with_param(field),
+        None => error,
+    }
+}
+
+/// The other decode pods of the roleset that the request may go to, and that have not failed lately.
+fn fallbacks(asked: &Asked, legs: &Legs) -> Vec<Arc<Pod>> {
+    let slot = legs.decode.state.slot;
+    let roleset = asked.model.rolesets.iter().find(|set| set.decode.iter().any(|pod| pod.state.slot == slot));
+    let passes = |pod: &&Arc<Pod>| {
+        let filter = asked.plan.filter.as_ref();
+        pod.state.slot != slot
+            && asked.model.pairs.well(&legs.prefill.state, &pod.state)
+            && filter.is_none_or(|filter| filter.matches(&pod.spec.labels))
+    };
+    roleset.into_iter().flat_map(|set| &set.decode).filter(passes).take(MAX_FALLBACKS).cloned().collect()
 }

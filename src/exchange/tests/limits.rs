@@ -43,6 +43,48 @@ fn heads_count_as_held_bytes_until_the_hand_over() {
     second.oracle();
 }
 
+/// Whoever leaves gives back what it held, wherever it waited, and nothing of it is sent later.
+#[test]
+fn r29_permits_come_back_when_clients_leave() {
+    let small = |knobs: &mut Knobs| {
+        knobs.limits.max_streams = 4;
+        knobs.limits.max_buffered_bytes = 4 * 1500;
+    };
+    let steps: [fn() -> Event; 4] = [|| head(PD), || body(BODY), prefill_ok, || answer_head(200)];
+    for adapter in [Adapter::Envoy, Adapter::Front] {
+        for taken in 1..=steps.len() {
+            let world = world_with(&pair(), small);
+            let mut queue: Vec<Run> = (0..4).map(|_| Run::over(Arc::clone(&world), adapter)).collect();
+            for run in &mut queue {
+                for step in &steps[..taken] {
+                    run.feed(step());
+                }
+            }
+            let mut fifth = Run::over(Arc::clone(&world), adapter);
+            fifth.feed(head(PD));
+            assert_eq!(fifth.refusal().reason, Reason::Overloaded, "after {taken} steps");
+            for run in &mut queue {
+                run.feed(Event::Gone);
+                let sent = run.effects.len();
+                run.feed(prefill_ok()).feed(answer_head(200));
+                assert_eq!(run.effects.len(), sent, "nothing is sent after the end");
+            }
+            drop((queue, fifth));
+            assert_clean(&world);
+            let mut next: Vec<Run> = (0..4).map(|_| Run::over(Arc::clone(&world), adapter)).collect();
+            for run in &mut next {
+                for step in steps {
+                    run.feed(step());
+                }
+                run.feed(chunk("{}", true));
+                assert_eq!(run.record().outcome, Outcome::Success);
+            }
+            drop(next);
+            assert_clean(&world);
+        }
+    }
+}
+
 #[test]
 fn the_front_holds_a_request_until_its_pod_answers() {
     let world = world();

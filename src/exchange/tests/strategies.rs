@@ -186,7 +186,7 @@ fn filters_come_before_the_check_of_engines() {
     run.feed(Event::Gone);
     run.oracle();
     let run = send(&world, &[pd, ("external-filter", b"!pool")]);
-    assert_eq!(run.refusal().reason, Reason::EngineUnsupported);
+    assert_eq!(run.refusal().reason, Reason::SelectionFailed, "the other engine has no complete roleset");
     run.oracle();
 }
 

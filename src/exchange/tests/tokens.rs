@@ -89,7 +89,8 @@ fn r59_a_streaming_request_keeps_its_charge() {
     run.oracle();
 }
 
-/// R42: the prefill pod's blocks stay charged after a decode pod that did not take the request.
+/// R42: the prefill pod's blocks stay charged after a decode pod that did not take the request, for as long as the
+/// version of vLLM keeps them that wrote such a hand-off.
 #[test]
 fn r42_blocks_that_decode_did_not_take_stay_charged_for_their_lease() {
     let stream: &'static str = BODY.replace("\"m\"", "\"m\",\"stream\":true").leak();
@@ -123,9 +124,9 @@ fn r42_blocks_that_decode_did_not_take_stay_charged_for_their_lease() {
         assert_eq!(view.stranded, if stranded { cost } else { 0 }, "{status} {answer}");
         assert_eq!((view.active, view.kv), (0, view.stranded));
         assert!(tokens(&world, "d").is_zero());
-        assert!(world.ledger.sweep(Tick::from_millis(prefilled + 29_999)).is_empty());
+        assert!(world.ledger.sweep(Tick::from_millis(prefilled + 479_999)).is_empty());
         assert_eq!(tokens(&world, "p"), view);
-        assert_eq!(world.ledger.sweep(Tick::from_millis(prefilled + 30_000)).len(), usize::from(stranded));
+        assert_eq!(world.ledger.sweep(Tick::from_millis(prefilled + 480_000)).len(), usize::from(stranded));
         assert!(tokens(&world, "p").is_zero() && world.ledger.is_empty());
     }
 }
@@ -137,7 +138,7 @@ fn r42_what_else_leaves_blocks_behind() {
     let world = counting();
     let mut run = Run::new(Arc::clone(&world));
     run.feed(head(PD)).feed(body(BODY)).feed(prefill_ok());
-    run.now += 31_000;
+    run.now += 481_000;
     run.feed(answer_head(500)).feed(chunk("{}", true));
     run.oracle();
     assert!(tokens(&world, "p").is_zero());

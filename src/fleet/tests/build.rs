@@ -3,10 +3,11 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use crate::clock::Tick;
 use crate::fleet::fixture::{member, spec};
-use crate::fleet::{Engine, ModelConfig, PodSpec, Role, Snapshot, build, join_host_port};
+use crate::fleet::{Engine, Fleet, ModelConfig, PodSpec, Role, Snapshot, build, join_host_port};
 use crate::knobs::PdKnobs;
-use crate::load::{DecodeCharge, LoadView, PrefillCharge};
+use crate::load::{DecodeCharge, EjectionPolicy, LoadView, PrefillCharge, Report, Verdicts};
 
 fn first(specs: &[PodSpec]) -> Snapshot {
     build(&Snapshot::default(), specs, &mut 0)
@@ -30,6 +31,7 @@ fn an_incarnation_keeps_its_state_and_a_model_its_commit() {
     assert!(Arc::ptr_eq(&m1.commit, &m2.commit));
     assert!(Arc::ptr_eq(&m1.bands, &m2.bands));
     assert!(Arc::ptr_eq(&m1.rate, &m2.rate));
+    assert!(Arc::ptr_eq(&m1.pairs, &m2.pairs));
     assert!(Arc::ptr_eq(&m1.pods[0].state, &m2.pods[0].state), "a changed spec keeps the state");
     assert!(Arc::ptr_eq(&m1.pods[1], &m2.pods[1]), "an unchanged pod is the same object");
     assert_eq!(m2.pods[2].state.slot, 2);
@@ -39,6 +41,33 @@ fn an_incarnation_keeps_its_state_and_a_model_its_commit() {
     let recreated = build(&restarted, &[PodSpec { uid: Arc::from("other"), restarts: 1, ..spec("a") }], &mut slots);
     let slot = |snapshot: &Snapshot| snapshot.model("m").unwrap().pods[0].state.slot;
     assert_eq!((slot(&restarted), slot(&recreated)), (3, 4));
+}
+
+#[test]
+fn health_outlives_snapshots_and_goes_with_the_incarnation() {
+    let (fleet, mut slots) = (Fleet::default(), 0);
+    fleet.store(build(&Snapshot::default(), &[spec("a"), spec("b"), spec("c")], &mut slots));
+    let health = |fleet: &Fleet| {
+        let snapshot = fleet.load();
+        let model = snapshot.model("m").unwrap();
+        let pods: Vec<bool> = model.pods.iter().map(|pod| pod.state.health.ejected()).collect();
+        let pairs: Vec<(u32, u32)> = model.pairs.list(Tick(0)).iter().map(|pair| (pair.prefill, pair.decode)).collect();
+        (pods, pairs, model.pairs.quiet(&model.settled))
+    };
+    {
+        let snapshot = fleet.load();
+        let model = snapshot.model("m").unwrap();
+        let state = |id: usize| &*model.pods[id].state;
+        let verdicts = Verdicts { prefill: Report::Failure, pair: Report::Failure, ..Verdicts::default() };
+        let policy = EjectionPolicy { failures: 1, ..EjectionPolicy::default() };
+        model.pairs.report(Some(state(0)), state(1), verdicts, &policy, Tick(0), 0);
+        model.pairs.report(Some(state(0)), state(2), verdicts, &policy, Tick(0), 0);
+    }
+    assert_eq!(health(&fleet), (vec![true, false, false], vec![(0, 1), (0, 2)], false));
+    fleet.store(build(&fleet.load(), &[PodSpec { ready: false, ..spec("a") }, spec("b")], &mut slots));
+    assert_eq!(health(&fleet), (vec![true, false], vec![(0, 1)], false), "pair and pod `c` are gone");
+    fleet.store(build(&fleet.load(), &[PodSpec { restarts: 1, ..spec("a") }, spec("b")], &mut slots));
+    assert_eq!(health(&fleet), (vec![false, false], vec![], false), "it may have recovered");
 }
 
 #[test]

@@ -140,8 +140,7 @@ fn null_and_unknown_fields_are_silent() {
 fn r92_what_has_no_effect_yet_is_said() {
     let (_, warnings) = parse(
         r#"{"lockedRoutingStrategy": "PD", "profiles": {
-            "a": {"routingStrategy": "a:2,b", "requestsInflight": 5, "ttftThresholdS": 1,
-                  "routingConfig": {"pd": {"decodeResponseTimeout": 0}}},
+            "a": {"routingStrategy": "a:2,b", "requestsInflight": 5, "ttftThresholdS": 1},
             "b": {"routingStrategy": "least-request:2,prefix-cache"}}}"#,
     );
     let expected = [
@@ -149,7 +148,6 @@ fn r92_what_has_no_effect_yet_is_said() {
         r#"profile "a": routingStrategy is "a:2,b" (no such strategy); it is ignored"#,
         r#"profile "a": requestsInflight is not built yet; it has no effect"#,
         r#"profile "a": ttftThresholdS is not built yet; it has no effect"#,
-        r#"profile "a": routingConfig.pd.decodeResponseTimeout is not built yet; it has no effect"#,
     ];
     assert_eq!(warnings, expected);
 }

@@ -52,7 +52,13 @@ fn every_cut_of_a_body_is_refused() {
 #[test]
 fn required_fields_and_types_per_endpoint() {
     use Endpoint::*;
-    let cases: [(Endpoint, &str, Option<&str>); 44] = [
+    let cases: [(Endpoint, &str, Option<&str>); 50] = [
+        (Generate, r#""text":"a""#, None),
+        (Generate, r#""input_ids":[1]"#, None),
+        (Generate, r#""text":null,"input_embeds":[[0.1]]"#, None),
+        (Generate, r#""prompt":"a""#, Some("\"text\", \"input_ids\" and \"input_embeds\" is required")),
+        (Generate, r#""text":5"#, Some("\"text\" must be a string")),
+        (Generate, r#""input_ids":[[1],"a"]"#, Some("\"input_ids\" must be a string")),
         (ChatCompletions, r#""messages":[]"#, None),
         (ChatCompletions, r#""messages":null"#, Some("\"messages\" is required")),
         (ChatCompletions, r#""messages":{}"#, Some("\"messages\" must be an array")),
@@ -173,6 +179,23 @@ fn numbers_are_read_as_engines_read_them() {
     for (endpoint, expected) in [(Endpoint::Responses, Some(5)), (Endpoint::ChatCompletions, None)] {
         let body = ParsedBody::parse(endpoint, None, Bytes::from_static(limited)).unwrap();
         assert_eq!(body.max_tokens, expected, "{endpoint:?}");
+    }
+}
+
+#[test]
+fn generate_has_its_numbers_in_sampling_params() {
+    for (members, choices, max_tokens) in [
+        (r#""x":1"#, 1, None),
+        (r#""sampling_params":{}"#, 1, None),
+        (r#""sampling_params":null"#, 1, None),
+        (r#""sampling_params":"x""#, 1, None),
+        (r#""sampling_params":{"n":2,"max_new_tokens":7}"#, 2, Some(7)),
+        (r#""sampling_params":{"n":2.0,"max_new_tokens":"7"}"#, 2, Some(7)),
+        (r#""sampling_params":[{"n":1,"max_new_tokens":9},{"n":3},5]"#, 3, Some(9)),
+        (r#""n":4,"max_tokens":5"#, 4, Some(5)),
+    ] {
+        let body = parse(Endpoint::Generate, format!("{{\"model\":\"m\",\"text\":\"a\",{members}}}")).unwrap();
+        assert_eq!((body.choices, body.max_tokens), (choices, max_tokens), "{members}");
     }
 }
 

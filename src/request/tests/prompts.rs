@@ -129,6 +129,11 @@ fn other_endpoints_have_the_text_of_the_table() {
         (Endpoint::ImagesGenerations, r#""prompt":"a cat""#, "a cat", PromptForm::Text),
         (Endpoint::VideoGenerations, r#""prompt":"a dog""#, "a dog", PromptForm::Text),
         (Endpoint::Embeddings, r#""input":["a"]"#, "", PromptForm::None),
+        (Endpoint::Generate, r#""text":"a""#, "a", PromptForm::Text),
+        (Endpoint::Generate, r#""text":["a","b"]"#, "a b", PromptForm::Several),
+        (Endpoint::Generate, r#""input_ids":[1,2]"#, "", PromptForm::Tokens),
+        (Endpoint::Generate, r#""input_ids":[[1],[2]]"#, "", PromptForm::Several),
+        (Endpoint::Generate, r#""input_embeds":[[0.5]]"#, "", PromptForm::None),
     ] {
         let prompt = parse(endpoint, format!("{{\"model\":\"m\",{members}}}")).unwrap().prompt;
         assert_eq!((prompt.text.as_str(), prompt.form), (text, form), "{members}");

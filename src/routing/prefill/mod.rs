@@ -15,7 +15,7 @@ pub(super) use token_load::charge;
 use super::eligibility::{Candidate, Pool};
 use super::least::Least;
 use super::{Considered, Context, Fate, RequestFacts, Strategy, Terms};
-use crate::fleet::Model;
+use crate::fleet::{Model, Pod};
 use crate::knobs::{PdKnobs, PrefillPolicy};
 use crate::prefix::PrefixIndex;
 use crate::rng::Rng;
@@ -83,13 +83,13 @@ pub(super) struct Scored {
 
 /// A candidate as an explanation shows it.
 pub(super) fn considered(
-    candidate: &Candidate<'_>,
+    pod: &Pod,
     (fate, score): (Fate, Option<f64>),
     count: u64,
     match_pct: u8,
     context: Context<'_>,
 ) -> Considered {
-    let state = &candidate.pod.state;
+    let state = &pod.state;
     let (tokens, signals) = (state.load.total_tokens(context.now), state.signals.load());
     let fresh = signals.fresh(context.now, context.max_metric_age);
     Considered {

@@ -2,6 +2,7 @@
 
 mod bands;
 mod filters;
+mod health;
 pub(super) mod properties;
 mod replicas;
 mod reports;

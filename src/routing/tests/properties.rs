@@ -7,9 +7,9 @@ use proptest::strategy::Strategy as Generator;
 
 use super::super::fixtures::*;
 use super::super::*;
-use crate::fleet::{Role, Signals};
+use crate::fleet::{Role, Roleset, Signals};
 use crate::knobs::STRATEGIES;
-use crate::load::{DecodeCharge, PrefillCharge, TokenCharge, TokenView};
+use crate::load::{DecodeCharge, EjectionPolicy, PrefillCharge, Report, TokenCharge, TokenView, Verdicts};
 use crate::prefix::PrefixUpdate;
 
 fn wild() -> impl Generator<Value = f64> {
@@ -105,7 +105,7 @@ fn scene() -> impl Generator<Value = Scene> {
         0usize..3,
         proptest::collection::vec(load, 40),
         knobs,
-        prop_oneof![4 => Just(Splittable::Yes), 1 => Just(Splittable::No)],
+        prop_oneof![8 => Just(Splittable::Yes), 2 => Just(Splittable::No), 1 => Just(Splittable::CombinedOnly)],
         strategy,
         any::<u64>(),
     )
@@ -164,7 +164,11 @@ proptest! {
 
         let complete = !model.rolesets.is_empty();
         let pd = scene.strategy == super::super::Strategy::Pd;
-        let possible = if pd { complete || scene.combined > 0 } else { !model.pods.is_empty() };
+        let possible = match scene.splittable {
+            _ if !pd => !model.pods.is_empty(),
+            Splittable::CombinedOnly => scene.combined > 0,
+            Splittable::Yes | Splittable::No => complete || scene.combined > 0,
+        };
         prop_assert_eq!(decision.is_ok(), possible, "a target exactly when there is one");
 
         if let Ok(decision) = &decision {
@@ -212,9 +216,11 @@ proptest! {
             ..scene.knobs
         };
         let facts = RequestFacts { hashes: &HASHES, ..request() };
-        let Ok(pool) = eligibility::Pool::gather(&model, &facts, scene.strategy, &knobs) else { return Ok(()) };
-        let eligibility::Pool::Pairs { prefills, decodes, .. } = &pool else { return Ok(()) };
-        let matches = prefill::Matches::look_up(&model, &pool, &facts, scene.strategy, &knobs, &index);
+        let nobody = ejections::Exclusions::default();
+        let eligible = eligibility::gather(&model, &facts, scene.strategy, &knobs, &nobody);
+        let Ok(eligible) = eligible else { return Ok(()) };
+        let eligibility::Pool::Pairs { prefills, decodes, .. } = &eligible.pool else { return Ok(()) };
+        let matches = prefill::Matches::look_up(&model, &eligible.pool, &facts, scene.strategy, &knobs, &index);
         let question = cascade::Question {
             model: &model,
             request: &facts,
@@ -224,7 +230,7 @@ proptest! {
             band: None,
         };
         let decision =
-            cascade::decide(question, &pool, &matches).unwrap();
+            cascade::decide(question, &eligible, &matches).unwrap();
         prop_assert_eq!(decision.fast_paths, FastPaths::default());
 
         // The same formulas without the bookkeeping: every candidate, every roleset.
@@ -292,6 +298,87 @@ proptest! {
         drop(charges);
         prop_assert_eq!(views(), before);
         prop_assert_eq!(tokens(), no_tokens);
+    }
+
+    /// Ejections take nobody's last target, a forbidden target is chosen only if all are, and an ejected pod is as good
+    /// as none.
+    #[test]
+    fn ejections_narrow_the_choice_and_nothing_else(
+        scene in scene(),
+        ejected in proptest::collection::vec(0u8..4, 40),
+        pairs in proptest::collection::vec((0usize..40, 0usize..40), 0..12),
+    ) {
+        let index = index();
+        let (model, _prefills, _decodes, _tokens) = scene.build(&index);
+        let facts = RequestFacts { hashes: &HASHES, splittable: scene.splittable, ..request() };
+        let decide = |model: &Model| select(model, &facts, scene.strategy, &scene.knobs, context(&index, scene.seed));
+        let before = decide(&model);
+
+        let policy = EjectionPolicy { failures: 1, ..EjectionPolicy::default() };
+        // 0: ejected; 1: its time is over, and a probe may try it.
+        for (pod, fate) in model.pods.iter().zip(&ejected).filter(|(_, fate)| **fate < 2) {
+            let since = if *fate == 0 { NOW } else { Tick(NOW.0 - 11_000_000_000) };
+            let verdicts = Verdicts { decode: Report::Failure, ..Verdicts::default() };
+            model.pairs.report(None, &pod.state, verdicts, &policy, since, 0);
+        }
+        for (prefill, decode) in &pairs {
+            let (Some(prefill), Some(decode)) = (model.pods.get(*prefill), model.pods.get(*decode)) else { continue };
+            let verdicts = Verdicts { pair: Report::Failure, ..Verdicts::default() };
+            model.pairs.report(Some(&prefill.state), &decode.state, verdicts, &policy, NOW, 0);
+        }
+        let after = decide(&model);
+        prop_assert_eq!(after.is_ok(), before.is_ok());
+        let Ok(after) = after else {
+            prop_assert_eq!(after.unwrap_err(), before.unwrap_err());
+            return Ok(());
+        };
+        let ill = |pod: &Pod| pod.state.health.excluded(NOW);
+        let forbidden = |prefill: &Pod, decode: &Pod| {
+            model.pairs.get(prefill.state.slot, decode.state.slot).is_some_and(|health| health.excluded(NOW))
+        };
+        let usable = |target: &Target| match target {
+            Target::Pair { prefill, decode } => !ill(prefill) && !ill(decode) && !forbidden(prefill, decode),
+            Target::Single { pod, .. } => !ill(pod),
+        };
+        prop_assert!(after.ejections_ignored || usable(&after.target), "{:?}", after.target);
+        let complete = model.rolesets.iter().any(|set| {
+            set.prefill.iter().any(|prefill| {
+                let may = |decode: &Arc<Pod>| !ill(prefill) && !ill(decode) && !forbidden(prefill, decode);
+                set.decode.iter().any(may)
+            })
+        });
+        let pd = scene.strategy == super::super::Strategy::Pd;
+        let choice = match scene.splittable {
+            _ if !pd => model.pods.iter().any(|pod| !ill(pod)),
+            Splittable::Yes => complete || model.standalone.iter().any(|pod| !ill(pod)),
+            Splittable::CombinedOnly => model.standalone.iter().any(|pod| !ill(pod)),
+            Splittable::No => {
+                let decodes = model.rolesets.iter().flat_map(|set| &set.decode);
+                decodes.chain(&model.standalone).any(|pod| !ill(pod))
+            }
+        };
+        prop_assert_eq!(after.ejections_ignored, !choice);
+
+        // Without forbidden pairs: the same model without the ejected pods says the same.
+        if pairs.is_empty() && !after.ejections_ignored {
+            let well = |pods: &[Arc<Pod>]| pods.iter().filter(|pod| !ill(pod)).cloned().collect::<Vec<_>>();
+            let sets = model.rolesets.iter().map(|set| {
+                // A decode pod that does everything needs no prefill pod beside it.
+                let prefill = if scene.splittable == Splittable::Yes { well(&set.prefill) } else { set.prefill.clone() };
+                Roleset { prefill, decode: well(&set.decode), ..set.clone() }
+            });
+            let smaller = Model {
+                pods: well(&model.pods),
+                routable: well(&model.routable),
+                standalone: well(&model.standalone),
+                rolesets: sets.filter(|set| !set.prefill.is_empty() && !set.decode.is_empty()).collect(),
+                pairs: Arc::default(),
+                ..model.clone()
+            };
+            let expected = decide(&smaller).unwrap();
+            prop_assert_eq!(slots(&after.target), slots(&expected.target));
+            prop_assert_eq!((after.scores, after.fast_paths), (expected.scores, expected.fast_paths));
+        }
     }
 }
 

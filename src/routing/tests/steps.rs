@@ -233,6 +233,12 @@ fn unsplittable_requests_go_to_one_pod() {
     let decision = run(&model, &unsplittable(50), &bucketing(), 1).unwrap();
     assert_eq!(slots(&decision.target), (None, 2), "and ignored when nothing fits");
     assert_eq!(reason(&decision), Some(SingleReason::CombinedUnsplittable));
+    // Where decode pods cannot do it, a combined pod or nobody.
+    let combined_only = RequestFacts { splittable: Splittable::CombinedOnly, ..long(50) };
+    let decision = run(&model, &combined_only, &bucketing(), 1).unwrap();
+    assert_eq!((slots(&decision.target), reason(&decision)), ((None, 2), Some(SingleReason::CombinedUnsplittable)));
+    let error = run(&Builder::new().roleset("a", 1, 2).build(), &combined_only, &bucketing(), 1).unwrap_err();
+    assert_eq!(error, RoutingError::NoCombined);
     // No combined pod: a decode pod by the decode side alone.
     let model = Builder::new().roleset("a", 1, 2).roleset("b", 0, 1).build();
     let busy = crate::load::DecodeCharge::open(&model.pods[1].state);

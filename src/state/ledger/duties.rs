@@ -24,13 +24,7 @@ pub(super) struct Duties(BTreeMap<u32, Duty>);
 
 impl Duties {
     /// A reply named these members as expired, and no others.
-    pub(super) fn seen(
-        &mut self,
-        expired: impl Iterator<Item = u32>,
-        now: Tick,
-        config: &LedgerConfig,
-        rng: &mut Rng,
-    ) {
+    pub(super) fn seen(&mut self, expired: impl Iterator<Item = u32>, now: Tick, config: &LedgerConfig, rng: &mut Rng) {
         let mut kept = BTreeMap::new();
         for member in expired {
             let fresh = || {

@@ -89,8 +89,11 @@ impl RemoteView {
             self.next = Some((pods, reply.version));
             return (Vec::new(), false);
         }
-        let mut changes: Vec<(u64, Share)> =
-            pods.iter().filter(|(pod, share)| self.share(**pod) != **share).map(|(pod, share)| (*pod, *share)).collect();
+        let mut changes: Vec<(u64, Share)> = pods
+            .iter()
+            .filter(|(pod, share)| self.share(**pod) != **share)
+            .map(|(pod, share)| (*pod, *share))
+            .collect();
         changes.extend(self.pods.keys().filter(|pod| !pods.contains_key(pod)).map(|pod| (*pod, Share::ZERO)));
         self.pods = pods;
         self.version = reply.version;

@@ -46,7 +46,7 @@ pub enum TokenGauge {
 }
 
 /// One model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelGauge {
     /// Its name.
     pub name: Arc<str>,
@@ -54,6 +54,10 @@ pub struct ModelGauge {
     pub replicas: usize,
     /// Its pods whose configuration is not the one in force.
     pub config_disagreements: usize,
+    /// Its pods that are ejected.
+    pub ejected_pods: usize,
+    /// Its pairs that are.
+    pub ejected_pairs: usize,
 }
 
 /// The fleet at the moment of an exposition.
@@ -116,7 +120,7 @@ impl Metrics {
         // Requests without a pod have empty labels; those series stay.
         self.retain_pods(|namespace, name| name.is_empty() || pods.contains(&(namespace, name)));
         let models: HashSet<&str> = fleet.models.iter().map(|model| &*model.name).collect();
-        for metric in [Metric::ModelReplicas, Metric::ConfigDisagreements] {
+        for metric in [Metric::ModelReplicas, Metric::ConfigDisagreements, Metric::Ejected] {
             if let Some(family) = self.families.get(metric as usize) {
                 family.retain(["model", "model"], |model, _| models.contains(model));
             }
@@ -130,6 +134,8 @@ impl Metrics {
         for model in &fleet.models {
             self.series(Metric::ModelReplicas, &[&model.name]).set(model.replicas as u64);
             self.series(Metric::ConfigDisagreements, &[&model.name]).set(model.config_disagreements as u64);
+            self.series(Metric::Ejected, &[&model.name, "pod"]).set(model.ejected_pods as u64);
+            self.series(Metric::Ejected, &[&model.name, "pair"]).set(model.ejected_pairs as u64);
         }
         let ledgers: HashSet<(&str, &str)> =
             fleet.pods.iter().filter(|pod| pod.tokens.is_some()).map(|pod| (&*pod.namespace, &*pod.name)).collect();

@@ -105,6 +105,9 @@ impl Metrics {
                 metrics.series(*metric, &[]);
             }
         }
+        for scope in ["pod", "pair"] {
+            metrics.series(Metric::Ejections, &[scope]);
+        }
         metrics
     }
 
@@ -157,6 +160,20 @@ impl Metrics {
     /// A selection charged without the check.
     pub fn blind_commit(&self) {
         self.count(Metric::BlindCommits, &[], 1);
+    }
+
+    /// So many pods and pairs were ejected.
+    pub fn ejected(&self, pods: u64, pairs: u64) {
+        for (scope, amount) in [("pod", pods), ("pair", pairs)] {
+            if amount > 0 {
+                self.count(Metric::Ejections, &[scope], amount);
+            }
+        }
+    }
+
+    /// A selection had nobody but ejected pods or pairs to choose from.
+    pub fn ejection_ignored(&self) {
+        self.count(Metric::EjectionIgnored, &[], 1);
     }
 
     /// A request was refused.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{Metrics, UNKNOWN_MODEL};
 use crate::telemetry::family::Cell;
+use crate::telemetry::legs::{AbortResult, AbortTrigger, RetryReason, WatchdogPhase};
 use crate::telemetry::names::Metric;
 
 /// How a prefill call ended.
@@ -140,5 +141,25 @@ impl Metrics {
             PrefillStage::AfterResponse => "after_response",
         };
         self.count(Metric::PdPrefillFailure, &[class.label(), stage], 1);
+    }
+
+    /// An abort call ended, or was not made, like this. `trigger` is why it was to be made.
+    pub fn decode_aborted(&self, result: AbortResult, trigger: AbortTrigger) {
+        self.count(Metric::PdDecodeAbort, &[result.label(), trigger.label()], 1);
+    }
+
+    /// The decode watchdog ended a request.
+    pub fn decode_watchdog(&self, phase: WatchdogPhase) {
+        self.count(Metric::PdDecodeWatchdog, &[phase.label()], 1);
+    }
+
+    /// A request starts over.
+    pub fn retried(&self, reason: RetryReason) {
+        self.count(Metric::Retries, &[reason.label()], 1);
+    }
+
+    /// Another decode pod takes a request over.
+    pub fn decode_failover(&self) {
+        self.count(Metric::DecodeFailovers, &[], 1);
     }
 }

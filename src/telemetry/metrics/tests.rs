@@ -43,7 +43,7 @@ fn fleet(pods: &[&str]) -> FleetGauges {
     FleetGauges {
         rolesets: Vec::new(),
         snapshot_version: 7,
-        models: vec![ModelGauge { name: "llama".into(), replicas: pods.len(), config_disagreements: 0 }],
+        models: vec![ModelGauge { name: "llama".into(), replicas: pods.len(), ..ModelGauge::default() }],
         pods: pods
             .iter()
             .map(|name| PodGauge {

@@ -176,7 +176,13 @@ async fn r02_odd_shapes_reach_both_legs_of_a_pair() {
             sandbox.clear();
             let answer = Call::post(&path, api, body.clone()).send().await;
             assert_eq!(answer.status, 200, "{api} {body}");
+            // What only the prefill pod could tell is asked of the decode pod alone.
+            let whole = [r#""prompt_logprobs":0"#, r#""echo":true,"logprobs":5"#];
             match api {
+                CHAT | COMPLETIONS if whole.iter().any(|field| body.contains(field)) => {
+                    assert!(prefill.records().is_empty());
+                    assert_eq!(members(&only(decode).body), members(body.as_bytes()));
+                }
                 CHAT | COMPLETIONS | MESSAGES => {
                     assert_prefill_leg(body.as_bytes(), &only(prefill).body);
                     assert_decode_leg(body.as_bytes(), &only(decode).body);

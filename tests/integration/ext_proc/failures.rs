@@ -226,8 +226,14 @@ async fn an_overloaded_envoy_answers_like_everything_else() {
         monitor["max_heap_size_bytes"] = 1.into();
     };
     let nobody = closed_port();
-    let options =
-        EnvoyOptions { tandem_grpc: vec![nobody], tandem_http: nobody, healthy: Some(0), otel: None, edit: Some(full) };
+    let options = EnvoyOptions {
+        failover: None,
+        tandem_grpc: vec![nobody],
+        tandem_http: nobody,
+        healthy: Some(0),
+        otel: None,
+        edit: Some(full),
+    };
     let envoy = Envoy::start_with(options).await;
     let body = eventually(SOON, "it notices that its memory is full", async || {
         let answer = Call::post(&envoy.base(), CHAT, chat(true)).send().await;

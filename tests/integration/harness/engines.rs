@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use serde_json::json;
-use tandem_sim::{Engine, EngineConfig, Record};
+use tandem_sim::{Connector, Dialect, Engine, EngineConfig, Record};
 
 use super::fleet::{Fleet, FleetOptions};
 use super::oracle::oracle;
@@ -43,7 +43,8 @@ impl Backend for Engine {
 /// The model that [`Sandbox`] serves.
 pub const MODEL: &str = "m";
 
-/// Strict simulated vLLM engines, the pods that stand for them, and replicas (with Envoy, unless switched off).
+/// Strict simulated engines (vLLM, unless configured otherwise), the pods that stand for them, and replicas (with Envoy,
+/// unless switched off).
 /// Engine `i` of a role belongs to roleset `rs<i>`; pods are called `p<i>`, `d<i>` and `c<i>` (combined).
 pub struct Sandbox {
     pub prefill: Vec<Engine>,
@@ -79,6 +80,20 @@ impl Default for SandboxOptions {
     }
 }
 
+impl SandboxOptions {
+    /// Sandboxes of engines like this.
+    pub fn of(engine: fn(EngineConfig) -> EngineConfig) -> SandboxOptions {
+        SandboxOptions { engine, ..SandboxOptions::default() }
+    }
+
+    /// Replicas with these variables too.
+    #[must_use]
+    pub fn env(mut self, variables: &[(&str, &str)]) -> SandboxOptions {
+        self.fleet.env.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        self
+    }
+}
+
 impl Sandbox {
     /// Starts everything and waits until it serves.
     pub async fn start(options: SandboxOptions) -> Sandbox {
@@ -92,7 +107,8 @@ impl Sandbox {
                 let engine = start_engine((options.engine)(config)).await;
                 let letter = &role[..1];
                 let pod = PodManifest::new(&format!("{letter}{index}"), MODEL, engine.address());
-                pods.push((options.pod)(pod.role(&roleset, role).config(&pd_by_default())));
+                let pod = described(pod.role(&roleset, role).config(&pd_by_default()), &engine);
+                pods.push((options.pod)(pod));
                 engines.push(engine);
             }
         }
@@ -101,10 +117,15 @@ impl Sandbox {
             let config =
                 json!({"profiles": {"default": {"routingStrategy": "pd", "routingConfig": {"combined": true}}}});
             let pod = PodManifest::new(&format!("c{index}"), MODEL, engine.address()).config(&config);
-            pods.push((options.pod)(pod));
+            pods.push((options.pod)(described(pod, &engine)));
             combined.push(engine);
         }
-        Sandbox { prefill, decode, combined, fleet: Fleet::start(pods, options.fleet).await }
+        let mut fleet = options.fleet;
+        // One port for all prefill pods: each has an address of its own, outside of tests.
+        if let Some(engine) = prefill.first().filter(|engine| engine.config().connector == Connector::Mooncake) {
+            fleet.env.push(("AIBRIX_MOONCAKE_BOOTSTRAP_PORT".to_owned(), engine.bootstrap_port().to_string()));
+        }
+        Sandbox { prefill, decode, combined, fleet: Fleet::start(pods, fleet).await }
     }
 
     /// The ways in: through Envoy, and straight into the front of the first replica.
@@ -129,6 +150,19 @@ impl Sandbox {
         for engine in self.engines() {
             assert!(engine.violations().is_empty(), "{}: {:?}", Engine::address(engine), engine.violations());
         }
+    }
+}
+
+/// What a pod has to say of the engine in it.
+fn described(pod: PodManifest, engine: &Engine) -> PodManifest {
+    match (engine.config().dialect, engine.config().connector) {
+        (Dialect::Vllm, Connector::Nixl) => pod,
+        (Dialect::Vllm, Connector::Mooncake) => pod.label("model.aibrix.ai/kv-connector-type", "mooncake"),
+        (Dialect::Trtllm, _) => pod.engine("trtllm"),
+        (Dialect::Sglang, _) => match engine.bootstrap_port() {
+            0 => pod.engine("sglang"),
+            port => pod.engine("sglang").annotation("model.aibrix.ai/sglang-bootstrap-port", &port.to_string()),
+        },
     }
 }
 

@@ -13,6 +13,9 @@ use super::process::{Process, Start, tool};
 /// The file that users deploy.
 pub const SHIPPED_FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/envoy/envoy.yaml");
 
+/// The same with fail-over to other decode pods.
+pub const FAILOVER_FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/envoy/envoy-failover.yaml");
+
 /// Envoy's start on a busy machine.
 const STARTUP: Duration = Duration::from_mins(1);
 
@@ -27,6 +30,8 @@ pub struct EnvoyOptions {
     pub healthy: Option<usize>,
     /// An OTLP collector (gRPC): switches the file's tracing section on.
     pub otel: Option<SocketAddr>,
+    /// Use the file with fail-over; these are the endpoints of its cluster of pods.
+    pub failover: Option<Vec<SocketAddr>>,
     /// Further changes, for tests of timers that would take too long at their shipped values.
     pub edit: Option<fn(&mut Value)>,
 }
@@ -43,7 +48,15 @@ impl Envoy {
     /// Starts it before these replicas and waits until it serves and sees them all healthy.
     pub async fn start(tandem_grpc: &[SocketAddr], tandem_http: SocketAddr) -> Envoy {
         let tandem_grpc = tandem_grpc.to_vec();
-        Envoy::start_with(EnvoyOptions { tandem_grpc, tandem_http, healthy: None, otel: None, edit: None }).await
+        Envoy::start_with(EnvoyOptions {
+            failover: None,
+            tandem_grpc,
+            tandem_http,
+            healthy: None,
+            otel: None,
+            edit: None,
+        })
+        .await
     }
 
     /// Starts it with options.
@@ -135,15 +148,17 @@ async fn admin_json(admin: SocketAddr, path: &str) -> Option<Value> {
     serde_json::from_slice(&answer.body().await.bytes).ok()
 }
 
-/// The text of the shipped file, with its tracing section switched on if asked for.
-pub fn shipped_text(tracing: bool) -> String {
-    let text = std::fs::read_to_string(SHIPPED_FILE).expect("read the shipped file");
+/// The text of a shipped file, with its tracing section switched on if asked for.
+pub fn shipped_text(file: &str, tracing: bool) -> String {
+    let text = std::fs::read_to_string(file).expect("read the shipped file");
     if tracing { text.replace("#otel# ", "") } else { text }
 }
 
 /// The shipped configuration with the addresses of a test.
 pub fn shipped_config(options: &EnvoyOptions) -> Value {
-    let mut config: Value = serde_saphyr::from_str(&shipped_text(options.otel.is_some())).expect("parse the YAML");
+    let file = if options.failover.is_some() { FAILOVER_FILE } else { SHIPPED_FILE };
+    let mut config: Value =
+        serde_saphyr::from_str(&shipped_text(file, options.otel.is_some())).expect("parse the YAML");
     let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
     set_address(&mut config["admin"]["address"], any_port);
     for listener in config["static_resources"]["listeners"].as_array_mut().expect("listeners") {
@@ -153,6 +168,7 @@ pub fn shipped_config(options: &EnvoyOptions) -> Value {
         let addresses = match cluster["name"].as_str() {
             Some("tandem") => options.tandem_grpc.clone(),
             Some("tandem_http") => vec![options.tandem_http],
+            Some("model_pods") => options.failover.clone().unwrap_or_default(),
             Some("otel_collector") => options.otel.into_iter().collect(),
             _ => continue,
         };

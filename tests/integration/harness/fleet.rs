@@ -12,6 +12,8 @@ pub struct FleetOptions {
     pub replicas: usize,
     /// Put Envoy in front.
     pub envoy: bool,
+    /// Envoy runs the file with fail-over to other decode pods, and replicas address pods accordingly.
+    pub failover: bool,
     /// Changes to Envoy's file, see [`EnvoyOptions::edit`].
     pub edit_envoy: Option<fn(&mut serde_json::Value)>,
     /// Open the HTTP front of each replica.
@@ -24,7 +26,15 @@ pub struct FleetOptions {
 
 impl Default for FleetOptions {
     fn default() -> Self {
-        FleetOptions { replicas: 2, envoy: true, edit_envoy: None, front: true, env: Vec::new(), args: Vec::new() }
+        FleetOptions {
+            replicas: 2,
+            envoy: true,
+            failover: false,
+            edit_envoy: None,
+            front: true,
+            env: Vec::new(),
+            args: Vec::new(),
+        }
     }
 }
 
@@ -40,11 +50,16 @@ pub struct Fleet {
 impl Fleet {
     /// Starts everything and waits until all replicas are ready and Envoy sees them.
     pub async fn start(pods: impl IntoIterator<Item = PodManifest>, options: FleetOptions) -> Fleet {
+        let pods: Vec<PodManifest> = pods.into_iter().collect();
+        let failover = options.failover.then(|| pods.iter().map(PodManifest::address).collect());
         let pods = PodsFile::file(pods);
         let mut tandems = Vec::new();
         for index in 0..options.replicas {
             let mut env = vec![("POD_NAME".to_owned(), format!("gateway-{index}"))];
             env.extend(options.env.iter().cloned());
+            if options.failover {
+                env.push(("TANDEM_ADDRESSING".to_owned(), "destination-endpoint".to_owned()));
+            }
             let replica = TandemOptions { pods: pods.path(), env, front: options.front, args: options.args.clone() };
             tandems.push(Tandem::start(replica).await);
         }
@@ -55,7 +70,7 @@ impl Fleet {
             let tandem_grpc = tandems.iter().map(Tandem::grpc).collect();
             let tandem_http = tandems.first().expect("a replica").http();
             let edit = options.edit_envoy;
-            let options = EnvoyOptions { tandem_grpc, tandem_http, healthy: None, otel: None, edit };
+            let options = EnvoyOptions { tandem_grpc, tandem_http, healthy: None, otel: None, failover, edit };
             Some(Envoy::start_with(options).await)
         } else {
             None

@@ -32,6 +32,13 @@ impl PodManifest {
         PodManifest { name: name.to_owned(), manifest }
     }
 
+    /// Where it serves, by what the manifest says.
+    pub fn address(&self) -> SocketAddr {
+        let ip = self.manifest["status"]["podIP"].as_str().expect("an address").parse().expect("an address");
+        let port = &self.manifest["metadata"]["labels"]["model.aibrix.ai/port"];
+        SocketAddr::new(ip, port.as_str().expect("a port").parse().expect("a port"))
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name

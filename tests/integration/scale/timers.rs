@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tandem_sim::{EngineConfig, Timing};
 
 use crate::harness::engines::{MODEL, Sandbox, SandboxOptions};
-use crate::harness::envoy::shipped_text;
+use crate::harness::envoy::{SHIPPED_FILE, shipped_text};
 use crate::harness::fleet::FleetOptions;
 use crate::harness::http::Call;
 use crate::harness::within_time;
@@ -19,7 +19,7 @@ const REPORTED: Duration = Duration::from_secs(310);
 const EVERY_DAY: Duration = Duration::from_secs(17);
 
 fn shipped() -> Value {
-    serde_saphyr::from_str(&shipped_text(false)).expect("parse the YAML")
+    serde_saphyr::from_str(&shipped_text(SHIPPED_FILE, false)).expect("parse the YAML")
 }
 
 /// The HTTP connection manager of the shipped file.

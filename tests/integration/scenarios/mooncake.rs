@@ -203,6 +203,7 @@ async fn start_fleet(replicas: usize, pairs: &[Pair], config: &Value) -> Fleet {
         manager["http_filters"][0]["typed_config"]["message_timeout"] = "300s".into();
     };
     let options = EnvoyOptions {
+        failover: None,
         tandem_grpc: fleet.tandems.iter().map(Tandem::grpc).collect(),
         tandem_http: fleet.tandems[0].http(),
         healthy: None,

@@ -38,6 +38,7 @@ async fn r88_one_trace_across_envoy_and_both_engines() {
     let mut sandbox = Sandbox::start(SandboxOptions { fleet, ..SandboxOptions::default() }).await;
     let tandem = &sandbox.fleet.tandems[0];
     let options = EnvoyOptions {
+        failover: None,
         tandem_grpc: vec![tandem.grpc()],
         tandem_http: tandem.http(),
         healthy: None,

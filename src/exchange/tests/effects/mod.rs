@@ -47,6 +47,9 @@ impl Row {
 
 const PREFILL: &str = "AIBRIX_PREFILL_SCORE_POLICY";
 const DECODE: &str = "AIBRIX_DECODE_SCORE_POLICY";
+const MOONCAKE: &[(&str, &str)] = &[("AIBRIX_KV_CONNECTOR_TYPE", "mooncake")];
+/// Ejection at the first failure.
+const AT_ONCE: &[(&str, &str)] = &[("TANDEM_EJECTION_FAILURES", "1")];
 const BY_TOKENS: &[(&str, &str)] = &[(PREFILL, "token_load")];
 
 const ROWS: &[Row] = &[
@@ -160,9 +163,43 @@ const ROWS: &[Row] = &[
         ["p0", "p1"],
     )
     .beside(&[(PREFILL, "hybrid_cache_load")]),
-    row("TANDEM_KV_LEASE_SECONDS", ["480", "30s", ""], blocks_left_behind, ["free", "charged"]).beside(BY_TOKENS),
+    row("TANDEM_KV_LEASE_SECONDS", ["30", "30s", ""], blocks_left_behind, ["charged", "free"]).beside(BY_TOKENS),
+    row("TANDEM_HANDOFF_DEADLINE_SECONDS", ["5", "0", ""], late_hand_off, ["route", "prefill"]),
     // A value that cannot be used stops the start: `an_unknown_connector_refuses_the_start`.
     row("AIBRIX_KV_CONNECTOR_TYPE", ["nixl", "", ""], hand_off, ["the parameters", "the whole answer"]),
+    row("AIBRIX_MOONCAKE_BOOTSTRAP_PORT", ["9000", "0", ""], mooncake_port, ["8998", "9000"]).beside(MOONCAKE),
+    row("AIBRIX_TRT_SCHEDULE_STYLE", ["generation_first", "fastest", ""], schedule_style, ["prefill", "look_up"]),
+    // A value that cannot be used stops the start: `a_machine_id_out_of_range_refuses_the_start`.
+    row("AIBRIX_TRT_MACHINE_ID", ["1023", "", ""], machine_bits, ["0", "1023"]),
+    row("TANDEM_ADDRESSING", ["destination-endpoint", "both", ""], addressed, ["one", "2"]),
+    row(
+        "AIBRIX_DECODE_FIRST_RESPONSE_TIMEOUT",
+        ["7", "-1", r#""pd": {"decodeFirstResponseTimeout": 7}"#],
+        first_response,
+        ["60", "7"],
+    ),
+    row(
+        "AIBRIX_DECODE_RESPONSE_TIMEOUT",
+        ["5", "abc", r#""pd": {"decodeResponseTimeout": 5}"#],
+        whole_response,
+        ["none", "5"],
+    ),
+    row(
+        "AIBRIX_DECODE_STREAM_IDLE_TIMEOUT",
+        ["0.5", "inf", r#""pd": {"decodeStreamIdleTimeout": 0.5}"#],
+        next_event,
+        ["120", "0.5"],
+    ),
+    row("AIBRIX_DECODE_ABORT_TIMEOUT", ["0", "-3", r#""pd": {"decodeAbortTimeout": 0}"#], abort_bound, ["3", "none"]),
+    row(
+        "AIBRIX_DECODE_ABORT_RETRY_DELAY",
+        ["0.5", "soon", r#""pd": {"decodeAbortRetryDelay": 0.5}"#],
+        second_abort,
+        ["2", "0.5"],
+    ),
+    row("TANDEM_EJECTION_FAILURES", ["1", "-1", ""], after_one_failure, ["in use", "ejected"]),
+    row("TANDEM_EJECTION_SECONDS", ["2", "0", ""], ejected_for_long, ["10 s or more", "less"]).beside(AT_ONCE),
+    row("TANDEM_EJECTION_MAX_SECONDS", ["2", "0", ""], ejected_for_long, ["10 s or more", "less"]).beside(AT_ONCE),
     row("TANDEM_MAX_BODY_BYTES", ["1000", "0", ""], long_request, ["0", "413"]),
     row("TANDEM_MAX_BUFFERED_BYTES", ["1200", "0", ""], long_request, ["0", "503"]),
     row("TANDEM_MAX_STREAMS", ["1", "0", ""], second_request, ["0", "503"]),

@@ -54,6 +54,11 @@ pub(super) const TWO_AND_TWO: &[Member] = &[
 
 impl Scene {
     pub(super) fn new(given: &Given<'_>, members: &[Member]) -> Scene {
+        Scene::of(given, members, Engine::Vllm)
+    }
+
+    /// Pods of another engine.
+    pub(super) fn of(given: &Given<'_>, members: &[Member], engine: Engine) -> Scene {
         let (knobs, _) = Knobs::read(given).unwrap();
         let specs: Vec<PodSpec> = members
             .iter()
@@ -66,7 +71,7 @@ impl Scene {
                 );
                 let (config, warnings) = ModelConfig::parse(&text, &knobs.pd);
                 assert_eq!(warnings, Vec::<String>::new());
-                PodSpec { config: Some(Arc::new(config.unwrap())), ..spec(name, *role, *roleset) }
+                PodSpec { config: Some(Arc::new(config.unwrap())), engine, ..spec(name, *role, *roleset) }
             })
             .collect();
         let fleet = Fleet::default();
@@ -135,13 +140,17 @@ impl Scene {
     }
 
     pub(super) fn ask_with(&self, headers: &[(&'static str, &'static str)], prompt: &str) -> Run {
+        self.ask_for(headers, &format!(r#"{{"model":"m","prompt":"{prompt}"}}"#))
+    }
+
+    pub(super) fn ask_for(&self, headers: &[(&'static str, &'static str)], body: &str) -> Run {
         let mut run = Run::new(Arc::clone(&self.world));
         run.now = self.now;
         let mut all = headers.to_vec();
         all.push(("config-profile", self.profile));
         run.feed(head(&all));
         if !run.exchange.ended() {
-            run.feed(sent(format!(r#"{{"model":"m","prompt":"{prompt}"}}"#)));
+            run.feed(sent(body.to_owned()));
         }
         run
     }

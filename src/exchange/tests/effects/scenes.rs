@@ -217,3 +217,118 @@ pub(super) fn seed_of_the_index(given: &Given<'_>) -> String {
     scene.world.prefix.drain(scene.tick());
     prefill_pod(&scene.ask())
 }
+
+const STREAM: &str = r#"{"model":"m","prompt":"hello","stream":true}"#;
+const WHOLE: &str = r#"{"model":"m","prompt":"hello"}"#;
+const PD: &[(&str, &str)] = &[("routing-strategy", "pd")];
+
+fn seconds(time: std::time::Duration) -> String {
+    time.as_secs_f64().to_string()
+}
+
+/// An SGLang pair whose prefill leg has succeeded, and when.
+fn sglang(given: &Given<'_>, body: &str) -> (Scene, Run) {
+    let scene = Scene::of(given, TWO_AND_TWO, Engine::Sglang);
+    let mut run = scene.ask_for(PD, body);
+    run.feed(prefill_ok());
+    (scene, run)
+}
+
+/// How long the watchdog waits from the last event on.
+fn patience(run: &Run) -> String {
+    run.exchange.deadline().map_or("none".to_owned(), |at| seconds(at.since(Tick::from_millis(run.now))))
+}
+
+pub(super) fn first_response(given: &Given<'_>) -> String {
+    let (_scene, mut run) = sglang(given, STREAM);
+    run.exchange.on(Tick::from_millis(run.now), stream_head(), &mut run.effects);
+    patience(&run)
+}
+
+pub(super) fn whole_response(given: &Given<'_>) -> String {
+    patience(&sglang(given, WHOLE).1)
+}
+
+pub(super) fn next_event(given: &Given<'_>) -> String {
+    let (_scene, mut run) = sglang(given, STREAM);
+    run.feed(stream_head()).feed(chunk("data: {\"choices\":[{\"text\":\"a\"}]}\n\n", false));
+    patience(&run)
+}
+
+fn abort_plan(given: &Given<'_>) -> Option<AbortPlan> {
+    let scene = Scene::of(given, TWO_AND_TWO, Engine::Sglang);
+    let mut run = scene.ask_for(PD, STREAM);
+    run.feed(prefill_failed());
+    run.effects.iter().find_map(|effect| if let Effect::Abort(plan) = effect { Some((**plan).clone()) } else { None })
+}
+
+pub(super) fn abort_bound(given: &Given<'_>) -> String {
+    abort_plan(given).map_or("none".to_owned(), |plan| seconds(plan.timeout))
+}
+
+pub(super) fn second_abort(given: &Given<'_>) -> String {
+    abort_plan(given).and_then(|plan| plan.retry_delay).map_or("none".to_owned(), seconds)
+}
+
+pub(super) fn mooncake_port(given: &Given<'_>) -> String {
+    let run = Scene::new(given, TWO_AND_TWO).ask();
+    let port = run.effects.iter().find_map(|effect| match effect {
+        Effect::LookUp(call) => match call.kind {
+            LookupKind::MooncakeQuery { port } => Some(port),
+            LookupKind::ServerInfo => None,
+        },
+        _ => None,
+    });
+    port.unwrap().to_string()
+}
+
+pub(super) fn schedule_style(given: &Given<'_>) -> String {
+    let run = Scene::of(given, TWO_AND_TWO, Engine::Trtllm).ask();
+    run.names().last().unwrap().to_string()
+}
+
+/// The bits of the request's id that are the replica's.
+pub(super) fn machine_bits(given: &Given<'_>) -> String {
+    let scene = Scene::of(given, TWO_AND_TWO, Engine::Trtllm);
+    let body: serde_json::Value = serde_json::from_slice(&prefill_call(&scene.ask()).body).unwrap();
+    let id = body["disaggregated_params"]["disagg_request_id"].as_u64().unwrap();
+    (((id - (1 << 42)) >> 12) & 1023).to_string()
+}
+
+pub(super) fn addressed(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let mut run = scene.ask();
+    run.feed(prefill_ok());
+    let Some(Effect::Route(plan)) = run.effects.iter().find(|effect| matches!(effect, Effect::Route(_))) else {
+        panic!("{:?}", run.names());
+    };
+    let list = plan.set_headers.iter().find(|(name, _)| *name == "x-gateway-destination-endpoint");
+    list.map_or("one".to_owned(), |(_, list)| list.split(',').count().to_string())
+}
+
+/// The answer of the prefill pod was not there nine seconds ago, and is now.
+pub(super) fn late_hand_off(given: &Given<'_>) -> String {
+    let mut run = Scene::new(given, TWO_AND_TWO).ask();
+    run.feed(Event::Timer);
+    run.now += 9000;
+    run.feed(prefill_ok());
+    run.names().last().unwrap().to_string()
+}
+
+/// One failure of a prefill pod: for how many seconds it is ejected.
+fn ejection(given: &Given<'_>) -> Option<u64> {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let mut run = scene.ask();
+    let pod = scene.pod(&prefill_pod(&run));
+    run.feed(Event::Prefill(LegOutcome::Failed { class: LegFailure::Timeout, detail: String::new(), sent: true }));
+    let view = pod.state.health.view(Tick::from_millis(run.now));
+    view.ejected_for.map(|time| time.as_secs())
+}
+
+pub(super) fn after_one_failure(given: &Given<'_>) -> String {
+    ejection(given).map_or("in use", |_| "ejected").to_owned()
+}
+
+pub(super) fn ejected_for_long(given: &Given<'_>) -> String {
+    if ejection(given).unwrap() >= 10 { "10 s or more" } else { "less" }.to_owned()
+}

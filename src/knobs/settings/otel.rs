@@ -1,0 +1,53 @@
+//! The settings of tracing.
+
+use super::{Group, one};
+
+/// OpenTelemetry.
+pub(super) const OTEL: Group = Group {
+    title: "OpenTelemetry",
+    settings: &[
+        one(
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+            "unset",
+            "URL",
+            "",
+            "Where spans go, path included. Setting this or the next turns tracing on.",
+        ),
+        one("OTEL_EXPORTER_OTLP_ENDPOINT", "unset", "URL", "", "Where spans go; over HTTP, `/v1/traces` is appended."),
+        one("OTEL_SDK_DISABLED", "false", "boolean", "", "Turns tracing off."),
+        one("OTEL_TRACES_EXPORTER", "otlp", "`otlp` or `none`", "", "`none` turns tracing off."),
+        one("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "unset", "see next", "", "Wins over the next."),
+        one("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "`grpc`, `http/protobuf` or `http`", "", "How spans are sent."),
+        one("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "unset", "`key=value,…`, secret", "", "Wins over the next."),
+        one(
+            "OTEL_EXPORTER_OTLP_HEADERS",
+            "unset",
+            "`key=value,…`, secret",
+            "",
+            "Sent with each export; values are percent-encoded.",
+        ),
+        one("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "unset", "milliseconds", "", "Wins over the next."),
+        one("OTEL_EXPORTER_OTLP_TIMEOUT", "10000", "milliseconds", "", "Bound on one export."),
+        one(
+            "OTEL_EXPORTER_OTLP_INSECURE",
+            "false",
+            "boolean",
+            "",
+            "Sends an `https` endpoint's spans in the clear. This build has no TLS towards collectors, so \
+             that an `https` endpoint without it is an error.",
+        ),
+        one("OTEL_SERVICE_NAME", "aibrix-gateway-plugin", "text", "", "Resource attribute `service.name`."),
+        one("OTEL_RESOURCE_ATTRIBUTES", "unset", "`key=value,…`", "", "Further resource attributes."),
+        one(
+            "OTEL_TRACES_SAMPLER",
+            "parentbased_always_on",
+            "`always_on`, `always_off`, `traceidratio`, or one of these after `parentbased_`",
+            "",
+            "Which traces are recorded.",
+        ),
+        one("OTEL_TRACES_SAMPLER_ARG", "1", "0 to 1", "", "Share of traces for the `traceidratio` samplers."),
+        one("OTEL_BSP_MAX_QUEUE_SIZE", "2048", "spans", "", "Spans waiting for export; more are dropped."),
+        one("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "512", "spans", "", "Spans sent together."),
+        one("OTEL_BSP_SCHEDULE_DELAY", "5000", "milliseconds", "", "Longest wait before an export."),
+    ],
+};

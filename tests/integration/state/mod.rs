@@ -1,0 +1,8 @@
+//! The state plane's scripts and state machine against a real Redis.
+
+mod calls;
+mod cost;
+mod exactness;
+mod model;
+mod resp;
+mod world;
