@@ -126,7 +126,7 @@ impl State {
         }
     }
 
-    fn put(&mut self, member: u8, author: u8, shares: &[Option<u8>; PODS]) {
+    fn put(&mut self, member: u8, author: u8, shares: [Option<u8>; PODS]) {
         let mut changed = false;
         for (pod, share) in shares.iter().enumerate() {
             let Some(share) = *share else { continue };
@@ -167,7 +167,7 @@ impl State {
         } else {
             self.members[index].expired = false;
         }
-        self.put(call.member, call.member, &call.shares);
+        self.put(call.member, call.member, call.shares);
         self.members[index].written = call.sequence;
         true
     }
@@ -256,7 +256,7 @@ impl State {
                 for pod in 0..PODS {
                     let mut shares = [None; PODS];
                     shares[pod] = Some(0);
-                    add(&|state| state.put(member, NOBODY, &shares));
+                    add(&|state| state.put(member, NOBODY, shares));
                 }
                 // The walk over the pods ends when it has seen them all.
                 if here.entries == [0; PODS] {
@@ -322,7 +322,7 @@ impl State {
         for member in (0..state.born).filter(|member| !current.contains(member)) {
             if matches!(state.members[member as usize].life, Life::Alive | Life::Dying) {
                 state.members[member as usize].life = Life::Dying;
-                state.put(member, NOBODY, &[Some(0); PODS]);
+                state.put(member, NOBODY, [Some(0); PODS]);
                 state.members[member as usize].life = Life::Gone;
             }
         }

@@ -359,16 +359,13 @@ impl SharedLedger {
             self.curious = true;
             return Vec::new();
         }
-        match self.view.apply_news(news, own, now) {
-            Some(changes) => {
-                self.counts.received += changes.len() as u64;
-                changes
-            }
-            None => {
-                self.counts.gaps += 1;
-                self.curious = true;
-                Vec::new()
-            }
+        if let Some(changes) = self.view.apply_news(news, own, now) {
+            self.counts.received += changes.len() as u64;
+            changes
+        } else {
+            self.counts.gaps += 1;
+            self.curious = true;
+            Vec::new()
         }
     }
 

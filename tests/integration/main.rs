@@ -4,6 +4,7 @@
 //! another one, on an order, or on a fixed port; everything that waits has a deadline.
 #![allow(clippy::disallowed_methods, reason = "these tests live in real time, among real processes")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests fail by panicking")]
+#![allow(clippy::large_futures, reason = "a scenario is one future, made once")]
 
 mod bodies;
 mod envoy_file;

@@ -39,6 +39,6 @@ mod tests {
         }
         assert_eq!(Pace { budget: 0.0, ..pace }.interval(3), pace.least);
         assert_eq!(Pace { budget: f64::NAN, ..pace }.interval(3), pace.least);
-        assert_eq!(pace.interval(u32::MAX), Duration::from_secs(60));
+        assert_eq!(pace.interval(u32::MAX), Duration::from_mins(1));
     }
 }

@@ -39,7 +39,7 @@ async fn until_failed_over(sandbox: &Sandbox, path: &str, before: f64) {
         assert_eq!(answer.header("target-pod-ip"), sandbox.decode[1].address().to_string());
         assert_eq!(answer.json().await["usage"]["completion_tokens"], 6);
         // The prompt was computed once, and its hand-off taken once.
-        let prefills: Vec<_> = sandbox.prefill.iter().flat_map(|engine| engine.records()).collect();
+        let prefills: Vec<_> = sandbox.prefill.iter().flat_map(tandem_sim::Engine::records).collect();
         assert_eq!(prefills.len(), 1);
         let decode = only_work(&sandbox.decode[1]);
         assert_eq!(prefills[0].header("x-request-id"), decode.header("x-request-id"));
@@ -97,7 +97,7 @@ async fn decode_failover_ends_with_the_roleset() {
         assert_eq!(answer.status, 503);
         let error: Value = answer.json().await["error"].clone();
         assert_eq!(error["type"], "overloaded_error");
-        let prefills: Vec<_> = sandbox.prefill.iter().flat_map(|engine| engine.records()).collect();
+        let prefills: Vec<_> = sandbox.prefill.iter().flat_map(tandem_sim::Engine::records).collect();
         assert!(prefills.iter().all(|record| record.json()["kv_transfer_params"]["do_remote_decode"] == true));
     }
     for decode in &sandbox.decode {

@@ -198,7 +198,7 @@ async fn interop_sglang_client_leaves_during_decode() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interop_sglang_client_leaves_in_the_stream() {
-    let sandbox = Sandbox::start(sglang(|config| config.sglang())).await;
+    let sandbox = Sandbox::start(sglang(tandem_sim::EngineConfig::sglang)).await;
     let (prefill, decode) = (&sandbox.prefill[0], &sandbox.decode[0]);
     for path in sandbox.paths() {
         sandbox.clear();
@@ -241,7 +241,7 @@ async fn interop_trtllm_context_first_client_leaves() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interop_trtllm_context_first_client_leaves_in_the_stream() {
-    let sandbox = Sandbox::start(SandboxOptions::of(|config| config.trtllm())).await;
+    let sandbox = Sandbox::start(SandboxOptions::of(tandem_sim::EngineConfig::trtllm)).await;
     for path in sandbox.paths() {
         sandbox.clear();
         sandbox.decode[0].script(Fault::on("/v1/").stall_after(3));

@@ -22,7 +22,7 @@ const FAILED: &str = "gateway_pd_prefill_failure_total";
 /// One replica: what it has looked up is its own.
 fn options() -> SandboxOptions {
     let fleet = FleetOptions { replicas: 1, ..FleetOptions::default() };
-    SandboxOptions { fleet, ..SandboxOptions::of(|config| config.mooncake()) }
+    SandboxOptions { fleet, ..SandboxOptions::of(tandem_sim::EngineConfig::mooncake) }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -197,13 +197,12 @@ async fn r35_a_prefill_that_answered_is_asked_once() {
             let answer = Call::post(&path, CHAT, BODY).send().await;
             assert_eq!((answer.status.as_u16(), answer.header("x-error-pd-prefill")), (status, "true"));
             let bytes = answer.body().await.bytes;
-            match body {
-                Some(body) => assert_eq!(bytes, body),
-                None => {
-                    let error: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
-                    let message = error["error"]["message"].as_str().unwrap();
-                    assert!(message.starts_with("prefill request failed ("), "{message}");
-                }
+            if let Some(body) = body {
+                assert_eq!(bytes, body);
+            } else {
+                let error: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+                let message = error["error"]["message"].as_str().unwrap();
+                assert!(message.starts_with("prefill request failed ("), "{message}");
             }
             assert_eq!(sandbox.prefill.iter().flat_map(work).count(), 1, "{status}");
             assert!(sandbox.decode.iter().all(|decode| decode.records().is_empty()));

@@ -44,7 +44,7 @@ fn assert_legs(sandbox: &Sandbox, sent: &[u8], request_id: &str, host: &str) -> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interop_18_both_legs_at_once() {
-    let sandbox = Sandbox::start(SandboxOptions::of(|config| config.sglang())).await;
+    let sandbox = Sandbox::start(SandboxOptions::of(tandem_sim::EngineConfig::sglang)).await;
     let mut rooms = Vec::new();
     for path in sandbox.paths() {
         for stream in ["", r#","stream":true,"stream_options":{"include_usage":true},"min_tokens":2"#] {
@@ -109,7 +109,7 @@ async fn interop_19_annotated_port_and_ipv6() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interop_20_what_a_client_says_about_the_handoff_is_replaced() {
-    let sandbox = Sandbox::start(SandboxOptions::of(|config| config.sglang())).await;
+    let sandbox = Sandbox::start(SandboxOptions::of(tandem_sim::EngineConfig::sglang)).await;
     let honest = r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":3}"#;
     let forged = honest.replace(
         r#""max_tokens""#,
@@ -146,7 +146,7 @@ async fn interop_20_what_a_client_says_about_the_handoff_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interop_27_generate_keeps_its_nested_limits() {
-    let sandbox = Sandbox::start(SandboxOptions::of(|config| config.sglang())).await;
+    let sandbox = Sandbox::start(SandboxOptions::of(tandem_sim::EngineConfig::sglang)).await;
     for path in sandbox.paths() {
         for (stream, input) in [("false", r#""text":"tell me""#), ("true", r#""input_ids":[5, 6, 7]"#)] {
             sandbox.clear();

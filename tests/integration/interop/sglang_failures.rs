@@ -24,7 +24,7 @@ fn streamed() -> String {
 }
 
 fn options() -> SandboxOptions {
-    SandboxOptions::of(|config| config.sglang()).env(&[("AIBRIX_DECODE_ABORT_RETRY_DELAY", "0.3")])
+    SandboxOptions::of(tandem_sim::EngineConfig::sglang).env(&[("AIBRIX_DECODE_ABORT_RETRY_DELAY", "0.3")])
 }
 
 /// The answer is one error object with this status, marker and beginning of a message.

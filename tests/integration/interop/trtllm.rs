@@ -22,7 +22,7 @@ fn number(record: &tandem_sim::Record, name: &str) -> String {
 }
 
 fn trtllm() -> SandboxOptions {
-    SandboxOptions::of(|config| config.trtllm())
+    SandboxOptions::of(tandem_sim::EngineConfig::trtllm)
 }
 
 /// What one worker without a split would answer.

@@ -25,7 +25,7 @@ fn streamed() -> String {
 /// One replica: what it has looked up is its own.
 fn options() -> SandboxOptions {
     let fleet = FleetOptions { replicas: 1, ..FleetOptions::default() };
-    let options = SandboxOptions { fleet, ..SandboxOptions::of(|config| config.trtllm()) };
+    let options = SandboxOptions { fleet, ..SandboxOptions::of(tandem_sim::EngineConfig::trtllm) };
     options.env(&[("AIBRIX_TRT_SCHEDULE_STYLE", "generation_first")])
 }
 

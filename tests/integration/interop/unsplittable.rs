@@ -111,8 +111,8 @@ const SGLANG: [(&str, &str, &str); 7] = [
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interop_sglang_requests_that_a_pair_cannot_share() {
-    assert_combined(|config| config.sglang(), &SGLANG).await;
-    assert_refused(|config| config.sglang(), "sglang", &SGLANG).await;
+    assert_combined(tandem_sim::EngineConfig::sglang, &SGLANG).await;
+    assert_refused(tandem_sim::EngineConfig::sglang, "sglang", &SGLANG).await;
 }
 
 const TRTLLM: [(&str, &str, &str); 4] = [
@@ -124,6 +124,6 @@ const TRTLLM: [(&str, &str, &str); 4] = [
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interop_trtllm_requests_that_a_pair_cannot_share() {
-    assert_combined(|config| config.trtllm(), &TRTLLM).await;
-    assert_refused(|config| config.trtllm(), "trtllm", &TRTLLM).await;
+    assert_combined(tandem_sim::EngineConfig::trtllm, &TRTLLM).await;
+    assert_refused(tandem_sim::EngineConfig::trtllm, "trtllm", &TRTLLM).await;
 }

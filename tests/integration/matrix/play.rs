@@ -211,7 +211,7 @@ impl Heard {
     fn ran_out(&self, timer: Duration, then: Instant) -> bool {
         self.legs.iter().any(|record| {
             let Some((at, End::ClientGone)) = record.end else { return false };
-            at - record.received_at >= timer - timer / 20
+            at - record.received_at >= timer.checked_sub(timer / 20).unwrap()
                 && at < then + AT_ONCE
                 && then.saturating_duration_since(at) < BUSY_MOMENT
         })

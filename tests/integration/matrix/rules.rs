@@ -104,9 +104,8 @@ fn prefill_failed(outcome: &Outcome) -> bool {
         && match cell.fault {
             Fault::SlowBytes => cell.leaves && !cell.dialect.is_concurrent(),
             Fault::BadJson => !cell.dialect.survives_bad_response(),
-            Fault::WrongTypes => !cell.dialect.is_concurrent(),
-            // The KV is there: decode has answered before the prefill timeout.
-            Fault::HangAfterHead | Fault::HangInBody => !cell.dialect.is_concurrent(),
+            // With both legs out, the KV is there: decode has answered before the prefill timeout.
+            Fault::WrongTypes | Fault::HangAfterHead | Fault::HangInBody => !cell.dialect.is_concurrent(),
             _ => !cell.leaves || !cell.dialect.is_concurrent(),
         }
 }

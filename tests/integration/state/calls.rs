@@ -148,7 +148,7 @@ async fn r69_calls_fail_at_once_without_a_server_and_go_on_with_the_next() {
 async fn r71_a_rate_limit_is_exact_over_replicas() {
     let redis = Redis::start().await;
     let keys = ModelKeys::new("m");
-    let hour = Duration::from_secs(3_600);
+    let hour = Duration::from_hours(1);
     let mut planes = Vec::new();
     for _ in 0..3 {
         planes.push(connected(&redis).await);
@@ -181,7 +181,7 @@ async fn sessions_batches_and_prefixes_reach_everybody_once() {
     let redis = Redis::start().await;
     let keys = ModelKeys::new("m");
     let (one, two) = (connected(&redis).await, connected(&redis).await);
-    let minute = Duration::from_secs(60);
+    let minute = Duration::from_mins(1);
 
     assert_eq!(one.session(&keys, "s", 100, minute, SOON).await, Ok(None));
     assert_eq!(two.session(&keys, "s", 140, minute, SOON).await, Ok(Some(100)));

@@ -102,14 +102,13 @@ impl Connection {
             b'+' => Reply::Bytes(rest.as_bytes().to_vec()),
             b'-' => Reply::Error(rest.to_owned()),
             b':' => Reply::Number(count()),
-            b'$' if count() < 0 => Reply::Nil,
+            b'$' | b'*' if count() < 0 => Reply::Nil,
             b'$' => {
                 let mut bytes = vec![0; usize::try_from(count()).expect("a length") + 2];
                 self.stream.read_exact(&mut bytes).expect("bytes");
                 bytes.truncate(bytes.len() - 2);
                 Reply::Bytes(bytes)
             }
-            b'*' if count() < 0 => Reply::Nil,
             b'*' => Reply::List((0..count()).map(|_| self.read()).collect()),
             other => panic!("unknown reply {other}"),
         }

@@ -55,7 +55,7 @@ pub struct World {
 /// Nothing waits in these tests.
 fn config() -> LedgerConfig {
     LedgerConfig {
-        lease: Duration::from_secs(600),
+        lease: Duration::from_mins(10),
         idle_poll: Duration::ZERO,
         pace: Pace { least: Duration::ZERO, cost: Duration::ZERO, ..Pace::default() },
         reap_delay: Duration::ZERO,
