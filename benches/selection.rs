@@ -13,7 +13,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use tandem::clock::Tick;
 use tandem::fleet::{Engine, Model, Pod, PodKey, PodSpec, PodState, Role, Roleset, Signals};
 use tandem::knobs::{DecodePolicy, PdKnobs, PrefillPolicy, PrefixKnobs, STRATEGIES, Tokenizer};
-use tandem::load::{Commit, TokenCharge};
+use tandem::load::{Commit, Peers, TokenCharge};
 use tandem::prefix::{PrefixIndex, PrefixUpdate};
 use tandem::routing::{Affinity, Context, RequestFacts, Strategy, select_and_charge};
 use tandem::telemetry::PodLabels;
@@ -121,7 +121,8 @@ fn place(model: &Model, index: &PrefixIndex, hashes: &[u64], knobs: &PdKnobs, se
 fn place_by(model: &Model, index: &PrefixIndex, hashes: &[u64], strategy: Strategy, knobs: &PdKnobs, seed: u64) {
     let affinity = Affinity { address: None, key: Some(b"a session of some length") };
     let facts = RequestFacts { hashes, affinity, prompt_tokens: 3200, prefix_tokens: 3200, ..RequestFacts::default() };
-    let context = Context { now: Tick(2), seed, max_metric_age: Duration::from_secs(3), prefix: index };
+    let context =
+        Context { now: Tick(2), seed, max_metric_age: Duration::from_secs(3), prefix: index, peers: Peers::ALONE };
     black_box(select_and_charge(model, &facts, strategy, knobs, context).unwrap());
 }
 

@@ -80,6 +80,7 @@ fn show_decision(decision: &Decision, names: &Names) -> Value {
             "decode": explanation.ties.decode,
             "total": explanation.ties.total,
         },
+        "assumed_ahead": explanation.ahead,
         "charged_tokens": {"prefill": decision.tokens.prefill, "decode": decision.tokens.decode},
         "missing_signals": decision.missing.names().collect::<Vec<_>>(),
         "prefill_pods": considered(&explanation.prefills),

@@ -1,19 +1,22 @@
 //! `tandem replay`.
 
+mod fleets;
+
 use std::io::{IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 
+use self::fleets::FleetArgs;
 use crate::clock::Clock;
 use crate::knobs::{DecodePolicy, Knobs, Origin, PrefillPolicy, ProcessEnvironment};
 use crate::replay::{
     self, EngineModel, FleetShape, Format, MOONCAKE_BLOCK_TOKENS, PARAMETERS, Policies, ReadOptions, ReplayOptions,
-    Source,
+    Sharing, Source,
 };
 
 /// The bar moves at most this often.
@@ -35,9 +38,9 @@ enum FormatArg {
 #[derive(Debug, Args)]
 #[command(after_long_help = parameters())]
 pub struct ReplayArgs {
-    /// The trace: Mooncake JSON lines or Azure CSV, plain or gzipped
-    #[arg(long, value_name = "FILE")]
-    trace: PathBuf,
+    /// The trace (several, to compare fleets): Mooncake JSON lines or Azure CSV, plain or gzipped
+    #[arg(long, value_name = "FILE", required = true)]
+    trace: Vec<PathBuf>,
     /// Its format
     #[arg(long, value_enum, default_value = "auto")]
     format: FormatArg,
@@ -65,6 +68,8 @@ pub struct ReplayArgs {
     /// Pairs of a prefill and a decode policy, or `all`; the configured pair unless given
     #[arg(long, value_name = "PREFILL/DECODE,…", value_delimiter = ',')]
     policies: Vec<String>,
+    #[command(flatten)]
+    fleets: FleetArgs,
     /// Parameters of the engines, listed below
     #[arg(long, value_name = "NAME=VALUE,…", value_delimiter = ',')]
     engine: Vec<String>,
@@ -123,11 +128,33 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
         FormatArg::Azure => Some(Format::Azure),
     };
     let how = ReadOptions { format, limit: args.limit, speed: args.speed, block_tokens: args.block_tokens };
-    let name = args.trace.display();
-    let trace = replay::read_file(&args.trace, how).with_context(|| format!("the trace {name}"))?;
-    let options =
-        ReplayOptions { shape, gateways: 1, engine: Arc::new(engine), knobs: Arc::new(knobs), seed: args.seed };
+    let read = |path: &PathBuf| replay::read_file(path, how).with_context(|| format!("the trace {}", path.display()));
+    let (pace, round_trip) = args.fleets.times()?;
+    let options = ReplayOptions {
+        shape,
+        gateways: 1,
+        sharing: Sharing::None,
+        pace,
+        round_trip,
+        engine: Arc::new(engine),
+        knobs: Arc::new(knobs),
+        seed: args.seed,
+    };
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let set = report.settings.iter().filter(|setting| setting.origin != Origin::Default);
+    let set: Vec<(&str, &str)> = set.map(|setting| (setting.name, setting.value.as_str())).collect();
+    if !args.fleets.replicas.is_empty() {
+        let traces = args.trace.iter().map(|path| Ok((path.as_path(), read(path)?))).collect::<Result<Vec<_>>>()?;
+        let compared = args.fleets.compare(&traces, &options, &policies, threads, Bar::new)?;
+        print!("{}", replay::comparison_table(&compared));
+        return args.json.as_deref().map_or(Ok(()), |path| {
+            let sources: Vec<Source> =
+                traces.iter().map(|(path, trace)| Source::of(path.display().to_string(), trace, args.speed)).collect();
+            write(path, &replay::comparison_json(&sources, &options, args.fleets.seeds, &set, &compared))
+        });
+    }
+    let [path] = args.trace.as_slice() else { bail!("several traces are for --replicas only") };
+    let (name, trace) = (path.display(), read(path)?);
     let bar = Bar::new(trace.requests.len() * policies.len());
     let reports = replay::run(&trace, &options, &policies, threads, &|ended| bar.advance(ended))?;
     bar.clear();
@@ -137,13 +164,12 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
         source.requests, source.span_seconds, shape.prefill, shape.decode, shape.rolesets
     );
     print!("{}", replay::table(&reports));
-    if let Some(path) = &args.json {
-        let set = report.settings.iter().filter(|setting| setting.origin != Origin::Default);
-        let set: Vec<(&str, &str)> = set.map(|setting| (setting.name, setting.value.as_str())).collect();
-        let text = serde_json::to_string_pretty(&replay::json(&source, &options, &set, &reports))?;
-        std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    args.json.as_deref().map_or(Ok(()), |path| write(path, &replay::json(&source, &options, &set, &reports)))
+}
+
+fn write(path: &Path, json: &serde_json::Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(json)?;
+    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// A progress bar on stderr, when that is a terminal.

@@ -13,7 +13,7 @@ pub(super) type Identity = (PodKey, Arc<str>, u32);
 
 /// Builds the next snapshot. An incarnation (UID and restart count) of `previous` keeps its [`PodState`] whatever else
 /// changed about it, except that a pod which moved to another model starts afresh; a model keeps its
-/// [`crate::load::Commit`] and its [`crate::bands::ModelBands`]. An incarnation that left and comes back while requests still run on it is new in all but its
+/// [`crate::load::Commit`], its [`crate::load::PeerCell`] and its [`crate::bands::ModelBands`]. An incarnation that left and comes back while requests still run on it is new in all but its
 /// load: those requests are still there. `next_slot` numbers new incarnations and only grows. Of several specs with one key the
 /// first counts.
 ///
@@ -46,12 +46,21 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
         .map(|(name, pods)| {
             let earlier = previous.models.get(name);
             let commit = earlier.map(|model| Arc::clone(&model.commit)).unwrap_or_default();
+            let peers = earlier.map(|model| Arc::clone(&model.peers)).unwrap_or_default();
             let bands = earlier.map(|model| Arc::clone(&model.bands)).unwrap_or_default();
             let rate = earlier.map(|model| Arc::clone(&model.rate)).unwrap_or_default();
             let pairs = earlier.map(|model| Arc::clone(&model.pairs)).unwrap_or_default();
             let name = Arc::clone(name);
-            let living =
-                Model { name: Arc::clone(&name), snapshot_version, commit, bands, rate, pairs, ..assemble(pods) };
+            let living = Model {
+                name: Arc::clone(&name),
+                snapshot_version,
+                commit,
+                peers,
+                bands,
+                rate,
+                pairs,
+                ..assemble(pods)
+            };
             (name, Arc::new(living))
         })
         .collect();

@@ -25,7 +25,8 @@ pub struct Signals {
     pub prompt_tps: Option<f64>,
     /// Mean of the engine's prefill-time histogram, seconds.
     pub prefill_seconds_mean: Option<f64>,
-    /// Running requests beyond those that this replica had in flight there when it scraped: other gateways' work.
+    /// Running requests beyond those that this replica knew of when it scraped, its own and those that other replicas
+    /// publish: the work of gateways that share nothing with this one.
     pub foreign_running: f64,
     /// Requests per second completed through this gateway over the last minute (decode pods).
     pub drain_rate: Option<f64>,

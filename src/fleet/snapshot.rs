@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use super::build::Identity;
 use super::{Engine, ModelConfig, Pod, PodKey};
 use crate::bands::ModelBands;
-use crate::load::{Commit, LoadCell, Pairs, RateWindow, Settled};
+use crate::load::{Commit, LoadCell, Pairs, PeerCell, RateWindow, Settled};
 
 /// A roleset with at least one routable prefill and one routable decode replica.
 #[derive(Clone, Debug)]
@@ -71,6 +71,8 @@ pub struct Model {
     pub engines_mixed: bool,
     /// Serialises select-and-charge of this model without a lock; survives snapshots.
     pub commit: Arc<Commit>,
+    /// This replica among those that share the loads of this model; survives snapshots.
+    pub peers: Arc<PeerCell>,
     /// Prompt lengths and the plans made from them; survives snapshots.
     pub bands: Arc<ModelBands>,
     /// Requests of the present second that a profile's limit counts; survives snapshots.

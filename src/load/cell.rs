@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::claim::TokenLoad;
+use super::claim::{TokenLoad, TokenView};
+use super::remote::Remote;
+use super::share::Share;
+use crate::clock::Tick;
 use crate::fleet::PodState;
 
-/// The in-flight work that this replica has put on one pod incarnation.
+/// The in-flight work on one pod incarnation: what this replica has put there, and what the others say they have.
 #[derive(Debug, Default)]
 pub struct LoadCell {
     /// Prefill legs charged and not released.
@@ -18,6 +21,8 @@ pub struct LoadCell {
     completed: AtomicU64,
     /// What the policies that count tokens have charged.
     pub tokens: TokenLoad,
+    /// What the other replicas last published.
+    pub remote: Remote,
 }
 
 /// The values of a [`LoadCell`] at one moment.
@@ -34,12 +39,12 @@ pub struct LoadView {
 }
 
 impl LoadView {
-    /// Decode requests this replica has outstanding here: pending plus running.
+    /// Decode requests outstanding here: pending plus running.
     pub fn decodes(&self) -> u64 {
         self.pending.saturating_add(self.running)
     }
 
-    /// Everything this replica has outstanding here, prefill legs included.
+    /// Everything outstanding here, prefill legs included.
     pub fn in_flight(&self) -> u64 {
         self.prefills.saturating_add(self.decodes())
     }
@@ -50,7 +55,7 @@ const RUNNING_MASK: u64 = u32::MAX as u64;
 const ONE_PENDING: u64 = 1 << 32;
 
 impl LoadCell {
-    /// Reads all values.
+    /// Reads all values of this replica's own work.
     pub fn view(&self) -> LoadView {
         let decodes = self.decodes.load(Ordering::Acquire);
         LoadView {
@@ -58,6 +63,60 @@ impl LoadCell {
             pending: decodes >> 32,
             running: decodes & RUNNING_MASK,
             completed: self.completed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// This replica's own work and the others', as far as that has not [faded](Remote). What was completed is this
+    /// replica's own.
+    pub fn total(&self, now: Tick) -> LoadView {
+        let own = self.view();
+        let Some(fade) = self.remote.fade(now) else { return own };
+        let (prefills, pending, running) = self.remote.counts(fade);
+        LoadView {
+            prefills: own.prefills.saturating_add(prefills),
+            pending: own.pending.saturating_add(pending),
+            running: own.running.saturating_add(running),
+            completed: own.completed,
+        }
+    }
+
+    /// The token counters likewise. What is stranded is this replica's own; the others' is in their `kv`.
+    pub fn total_tokens(&self, now: Tick) -> TokenView {
+        let own = self.tokens.view();
+        let Some(fade) = self.remote.fade(now) else { return own };
+        let (active, kv) = self.remote.prefill_tokens(fade);
+        TokenView {
+            active: own.active.saturating_add(active),
+            kv: own.kv.saturating_add(kv),
+            stranded: own.stranded,
+            decode: own.decode.saturating_add(self.remote.decode_tokens(fade)),
+        }
+    }
+
+    /// [`TokenLoad::decode_ages`] likewise.
+    pub fn total_decode_ages(&self, now: Tick) -> (u64, f64) {
+        let (mut count, mut ages) = self.tokens.decode_ages_ms(now);
+        if let Some(fade) = self.remote.fade(now) {
+            let (others, their_ages) = self.remote.decode_ages_ms(fade, now);
+            (count, ages) = (count.saturating_add(others), ages.saturating_add(their_ages));
+        }
+        (count, ages as f64 / 1000.0)
+    }
+
+    /// This replica's own work as it publishes it, when the clock of the shares shows `fleet_now_ms` at `now`.
+    pub fn share(&self, now: Tick, fleet_now_ms: u64) -> Share {
+        let (counts, tokens) = (self.view(), self.tokens.view());
+        let (decode_open, ages) = self.tokens.decode_ages_ms(now);
+        let narrow = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        Share {
+            running: narrow(counts.running),
+            pending: narrow(counts.pending),
+            prefills: narrow(counts.prefills),
+            decode_tokens: tokens.decode,
+            decode_open,
+            decode_start_sum_ms: decode_open.saturating_mul(fleet_now_ms).saturating_sub(ages),
+            prefill_tokens: tokens.active,
+            kv_tokens: tokens.kv,
         }
     }
 }

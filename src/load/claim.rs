@@ -58,7 +58,13 @@ impl TokenLoad {
 
     /// How many requests are charged on the decode side, and the sum of their ages at `now` in seconds.
     pub fn decode_ages(&self, now: Tick) -> (u64, f64) {
-        self.starts.ages(now)
+        let (count, ages) = self.decode_ages_ms(now);
+        (count, ages as f64 / 1000.0)
+    }
+
+    /// The same with the sum in milliseconds, which it is counted in.
+    pub fn decode_ages_ms(&self, now: Tick) -> (u64, u64) {
+        self.starts.ages_ms(now)
     }
 
     /// The last charge or release; `None` = never.

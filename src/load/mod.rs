@@ -1,4 +1,5 @@
-//! In-flight work of this replica, per pod incarnation, and the commit step that makes "select" and "charge" one.
+//! In-flight work per pod incarnation - this replica's own, and what the others last said of theirs - and the commit
+//! step that makes "select" and "charge" one.
 //!
 //! Every count that goes up is tied to a guard whose drop takes it down, exactly once, on the incarnation that was
 //! charged. Nothing here blocks.
@@ -8,7 +9,9 @@ mod claim;
 mod commit;
 mod health;
 mod ledger;
+mod peers;
 mod rate;
+mod remote;
 mod sessions;
 mod share;
 mod starts;
@@ -25,7 +28,9 @@ pub use health::{
     Verdicts,
 };
 pub use ledger::{Ledger, Swept, TokenCharges};
+pub use peers::{PeerCell, Peers};
 pub use rate::{RateCharge, RateWindow};
+pub use remote::{FADES_AFTER, FADES_OVER, Remote, Scope};
 pub use sessions::{MAX_SESSION_KEY, Sessions};
 pub use share::{SHARE_TIME_ZERO_MS, Share, pod_id};
 pub use tokens::TokenCharge;

@@ -83,8 +83,17 @@ impl Share {
     /// Sum of the ages in seconds, at `now_ms` (since [`SHARE_TIME_ZERO_MS`]), of the requests charged on the decode
     /// side; never negative, whatever the clocks say (the growth term of the reference gateway, section 8.2).
     pub fn decode_age_sum(&self, now_ms: u64) -> f64 {
+        self.ages_at(now_ms) as f64 / 1000.0
+    }
+
+    /// The same in milliseconds; the largest number there is, if it would be more.
+    pub fn decode_age_sum_ms(&self, now_ms: u64) -> u64 {
+        u64::try_from(self.ages_at(now_ms)).unwrap_or(u64::MAX)
+    }
+
+    fn ages_at(&self, now_ms: u64) -> u128 {
         let at_now = u128::from(self.decode_open) * u128::from(now_ms);
-        at_now.saturating_sub(u128::from(self.decode_start_sum_ms)) as f64 / 1000.0
+        at_now.saturating_sub(u128::from(self.decode_start_sum_ms))
     }
 }
 

@@ -10,7 +10,11 @@ use super::sync::{AtomicU64, Ordering};
 use crate::clock::Tick;
 
 const SUM_BITS: u32 = 40;
+/// More requests than this are not open on one pod.
+const MAX_COUNT: u64 = (1 << (64 - SUM_BITS)) - 1;
 const SUM_MASK: u64 = (1 << SUM_BITS) - 1;
+/// Neither is their age more than this, in milliseconds, all together.
+const MAX_AGE_SUM: u64 = (1 << (SUM_BITS - 1)) - 1;
 
 /// The start times of the open requests of one pod.
 #[derive(Debug, Default)]
@@ -41,13 +45,20 @@ impl Starts {
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, update);
     }
 
-    /// (open requests, sum of their ages in seconds) at `now`. Starts that lie after `now` count as age 0.
-    pub(super) fn ages(&self, now: Tick) -> (u64, f64) {
+    /// From now on these: `count` open requests whose ages at `now` sum up to `age_sum_ms`.
+    pub(super) fn replace(&self, count: u64, age_sum_ms: u64, now: Tick) {
+        let count = count.min(MAX_COUNT);
+        let sum = count.wrapping_mul(millis(now)).wrapping_sub(age_sum_ms.min(MAX_AGE_SUM));
+        self.0.store(count << SUM_BITS | sum & SUM_MASK, Ordering::Release);
+    }
+
+    /// (open requests, sum of their ages in milliseconds) at `now`. Starts that lie after `now` count as age 0.
+    pub(super) fn ages_ms(&self, now: Tick) -> (u64, u64) {
         let word = self.0.load(Ordering::Acquire);
         let count = word >> SUM_BITS;
         let difference = count.wrapping_mul(millis(now)).wrapping_sub(word & SUM_MASK) & SUM_MASK;
         // The upper half of the range is what lies below zero.
         let sum = if difference >> (SUM_BITS - 1) == 0 { difference } else { 0 };
-        (count, sum as f64 / 1000.0)
+        (count, sum)
     }
 }

@@ -1,5 +1,6 @@
 //! Charges and the commit step under interleaving, alone and with threads.
 
+mod remote;
 mod starts;
 mod tokens;
 

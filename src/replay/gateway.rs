@@ -10,7 +10,7 @@ use crate::bands::{self, Keeper};
 use crate::clock::Tick;
 use crate::fleet::{self, Engine, Model, Pod, PodKey, PodSpec, Role, Snapshot};
 use crate::knobs::{Knobs, PdKnobs};
-use crate::load::TokenView;
+use crate::load::{PeerCell, Peers, Share, TokenView};
 use crate::prefix::{PrefixIndex, PrefixUpdate};
 use crate::rng::{Rng, Seeds};
 use crate::routing::{self, Charges, Context, Decision, RequestFacts, RoutingError, Strategy};
@@ -63,6 +63,11 @@ pub(super) struct Gateway {
     decodes: Vec<Scrape>,
     /// By slot.
     engines: Vec<EngineId>,
+}
+
+/// The clock of the shares, which all gateways agree on.
+fn fleet_ms(now: Tick) -> u64 {
+    now.0 / 1_000_000
 }
 
 fn spec(role: Role, index: usize, shape: FleetShape) -> PodSpec {
@@ -158,12 +163,12 @@ impl Gateway {
         }
     }
 
-    /// Selects and charges, and notes the prefix: what the gateway does with a request of its own.
+    /// Selects and charges. What comes of it is [noted](Gateway::note) when it is settled.
     pub(super) fn route(
         &mut self,
         now: Tick,
         facts: &RequestFacts<'_>,
-        hashes: &Arc<[u64]>,
+        peers: Peers,
     ) -> Result<(Decision, Charges), RoutingError> {
         let beat = now.0 / PREFIX_BEAT.as_nanos() as u64;
         if self.last_beat != Some(beat) {
@@ -175,22 +180,71 @@ impl Gateway {
             self.last_bands_beat = Some(bands_beat);
             self.bands.refresh(&self.model, &self.knobs, now);
         }
-        let context =
-            Context { now, seed: self.seeds.next(), max_metric_age: self.max_metric_age, prefix: &self.prefix };
-        let (decision, charges) = routing::select_and_charge(&self.model, facts, Strategy::Pd, &self.knobs, context)?;
-        if let routing::Target::Pair { prefill, .. } = &decision.target {
-            if let Some(tokens) = facts.length.tokens().filter(|_| bands::enabled(&self.knobs)) {
-                self.model.bands.observe(tokens);
-            }
-            if !hashes.is_empty() {
-                self.prefix.offer(PrefixUpdate {
-                    model: Arc::clone(&self.model.name),
-                    hashes: Arc::clone(hashes),
-                    pod: Arc::clone(&prefill.state),
-                });
+        let (seed, max_metric_age) = (self.seeds.next(), self.max_metric_age);
+        let context = Context { now, seed, max_metric_age, prefix: &self.prefix, peers };
+        routing::select_and_charge(&self.model, facts, Strategy::Pd, &self.knobs, context)
+    }
+
+    /// Notes the length and the prefix of a request that it sent to the prefill engine `prefill`.
+    pub(super) fn note(&mut self, prefill: usize, tokens: u64, hashes: &Arc<[u64]>) {
+        if bands::enabled(&self.knobs) {
+            self.model.bands.observe(tokens);
+        }
+        self.learn(prefill, hashes);
+    }
+
+    /// Notes a prefix that the prefill engine `prefill` is about to have.
+    pub(super) fn learn(&mut self, prefill: usize, hashes: &Arc<[u64]>) {
+        let Some(Scrape { pod, .. }) = self.prefills.get(prefill).filter(|_| !hashes.is_empty()) else { return };
+        self.prefix.offer(PrefixUpdate {
+            model: Arc::clone(&self.model.name),
+            hashes: Arc::clone(hashes),
+            pod: Arc::clone(&pod.state),
+        });
+    }
+
+    /// This gateway among its peers.
+    pub(super) fn peers(&self) -> &PeerCell {
+        &self.model.peers
+    }
+
+    /// How many pods it knows; their slots are the numbers below that.
+    pub(super) fn slots(&self) -> usize {
+        self.engines.len()
+    }
+
+    /// Its own work on the pod in `slot`.
+    pub(super) fn share(&self, slot: usize, now: Tick) -> Share {
+        self.of_slot(slot).map_or(Share::ZERO, |pod| pod.state.load.share(now, fleet_ms(now)))
+    }
+
+    /// What all others have on these pods.
+    pub(super) fn apply(&self, others: &[(usize, Share)], now: Tick) {
+        for (slot, share) in others {
+            if let Some(pod) = self.of_slot(*slot) {
+                pod.state.load.remote.apply(share, now, fleet_ms(now));
             }
         }
-        Ok((decision, charges))
+    }
+
+    /// What it has heard of all pods is still so.
+    pub(super) fn confirm(&self, now: Tick) {
+        for pod in &self.model.pods {
+            pod.state.load.remote.confirm(now);
+        }
+    }
+
+    /// The slots of a prefill and a decode engine.
+    pub(super) fn slots_of(&self, prefill: usize, decode: usize) -> [Option<usize>; 2] {
+        [self.prefills.get(prefill), self.decodes.get(decode)]
+            .map(|scrape| scrape.map(|scrape| scrape.pod.state.slot as usize))
+    }
+
+    fn of_slot(&self, slot: usize) -> Option<&Arc<Pod>> {
+        match *self.engines.get(slot)? {
+            EngineId::Prefill(index) => self.prefills.get(index).map(|scrape| &scrape.pod),
+            EngineId::Decode(index) => self.decodes.get(index).map(|scrape| &scrape.pod),
+        }
     }
 
     /// What is still charged, summed over all pods: requests, and tokens in the ledgers.
@@ -218,7 +272,7 @@ impl Scrape {
             Some(last) => (last + stride).max(oldest).min(due),
             None => oldest,
         };
-        let load = self.pod.state.load.view();
+        let load = self.pod.state.load.total(now);
         loop {
             let at = Tick(self.phase.0 + turn * interval_nanos);
             let own = in_flight(load);

@@ -8,10 +8,13 @@
 //! request ends; at the end nothing is charged any more, which each run checks.
 
 mod cache;
+mod compare;
 mod decode;
 mod gateway;
+mod link;
 mod model;
 mod options;
+mod plane;
 mod prefill;
 mod report;
 mod trace;
@@ -22,9 +25,10 @@ mod tests;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+pub use compare::{Comparison, Figures, Fleets, Scene, compare, comparison_table, offered_load};
 pub use model::{EngineModel, PARAMETERS, Parameter, ParameterError};
-pub use options::{FleetShape, Policies, ReplayOptions, all_policies};
-pub use report::{Errors, PairReport, Source, Spread, json, table};
+pub use options::{FleetShape, Policies, ReplayOptions, SNAPSHOT_PERIOD, Sharing, all_policies};
+pub use report::{Errors, PairReport, Source, Spread, comparison_json, json, table};
 pub use trace::{Format, MOONCAKE_BLOCK_TOKENS, ReadOptions, Request, Trace, TraceError, read, read_file};
 pub use world::{Course, Failure, Imbalance, Outcome};
 

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::compare::Comparison;
 use super::options::{Policies, ReplayOptions};
 use super::trace::Trace;
 use super::world::{Failure, Outcome};
@@ -203,6 +204,39 @@ impl Source {
     }
 }
 
+/// The same of a comparison of fleets.
+pub fn comparison_json(
+    sources: &[Source],
+    options: &ReplayOptions,
+    seeds: u64,
+    settings: &[(&str, &str)],
+    compared: &[Comparison],
+) -> serde_json::Value {
+    serde_json::json!({
+        "sources": sources,
+        "seed": options.seed,
+        "seeds": seeds,
+        "fleet": {
+            "prefill": options.shape.prefill,
+            "decode": options.shape.decode,
+            "rolesets": options.shape.rolesets,
+        },
+        "pace_seconds": options.pace.as_secs_f64(),
+        "round_trip_seconds": options.round_trip.as_secs_f64(),
+        "engine": engine(options),
+        "settings": named(settings),
+        "fleets": compared,
+    })
+}
+
+fn engine(options: &ReplayOptions) -> serde_json::Map<String, serde_json::Value> {
+    options.engine.values().map(|(name, value)| (name.to_owned(), value.into())).collect()
+}
+
+fn named(settings: &[(&str, &str)]) -> serde_json::Map<String, serde_json::Value> {
+    settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect()
+}
+
 /// Everything that a run depended on, and what came out. `settings` are the variables that are not at their defaults.
 pub fn json(
     source: &Source,
@@ -210,10 +244,6 @@ pub fn json(
     settings: &[(&str, &str)],
     reports: &[PairReport],
 ) -> serde_json::Value {
-    let engine: serde_json::Map<_, _> =
-        options.engine.values().map(|(name, value)| (name.to_owned(), value.into())).collect();
-    let settings: serde_json::Map<_, _> =
-        settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect();
     serde_json::json!({
         "source": source,
         "seed": options.seed,
@@ -223,8 +253,8 @@ pub fn json(
             "rolesets": options.shape.rolesets,
             "gateways": options.gateways,
         },
-        "engine": engine,
-        "settings": settings,
+        "engine": engine(options),
+        "settings": named(settings),
         "pairs": reports,
     })
 }

@@ -98,6 +98,34 @@ impl Trace {
     pub fn span(&self) -> Duration {
         self.requests.last().map_or(Duration::ZERO, |request| request.at)
     }
+
+    /// The same requests; those that arrive in the same instant are spread evenly over the time to the next one. Undoes
+    /// the coarse clock of a trace. The last instant stays as it is.
+    #[must_use]
+    pub fn evened(&self) -> Trace {
+        let mut trace = self.clone();
+        let mut next = None;
+        for together in trace.requests.chunk_by_mut(|a, b| a.at == b.at).rev() {
+            let at = together.first().map_or(Duration::ZERO, |request| request.at);
+            let step = next.unwrap_or(at).saturating_sub(at) / u32::try_from(together.len()).unwrap_or(u32::MAX);
+            for (request, turn) in together.iter_mut().zip(0u32..) {
+                request.at = at + step * turn;
+            }
+            next = Some(at);
+        }
+        trace
+    }
+
+    /// The same requests, arriving `factor` times as fast.
+    #[must_use]
+    pub fn faster(&self, factor: f64) -> Trace {
+        let mut trace = self.clone();
+        for request in &mut trace.requests {
+            // A factor that makes no time of it leaves the arrival where it was.
+            request.at = Duration::try_from_secs_f64(request.at.as_secs_f64() / factor).unwrap_or(request.at);
+        }
+        trace
+    }
 }
 
 /// Why a trace cannot be read.

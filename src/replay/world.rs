@@ -4,8 +4,10 @@
 //! end the prefill charges are dropped and the decode charge handed over; KV transfer and tokens; `complete`. A prefill
 //! leg that takes longer than the knob allows fails, and everything it held is dropped.
 
+mod sharing;
+
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,11 +34,34 @@ pub(super) const PROGRESS_STEP: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Arrive(usize),
-    PrefillEnds { pod: usize, version: u64 },
+    PrefillEnds {
+        pod: usize,
+        version: u64,
+    },
     PrefillTimesOut(usize),
-    Transferred { pod: usize, request: usize },
-    BatchChanges { pod: usize, version: u64 },
+    Transferred {
+        pod: usize,
+        request: usize,
+    },
+    BatchChanges {
+        pod: usize,
+        version: u64,
+    },
     Sample,
+    /// A gateway's turn to publish.
+    Publish(usize),
+    /// A message reaches the plane.
+    AtPlane(usize),
+    /// The others hear what changed.
+    Announced(usize),
+    /// Its answer reaches the gateway.
+    Answered(usize),
+    /// Other gateways read that a prefill pod gets a request's prefix.
+    PrefixSpreads {
+        gateway: usize,
+        request: usize,
+        prefill: usize,
+    },
 }
 
 /// Why a request was not answered.
@@ -108,6 +133,7 @@ pub struct Outcome {
 
 #[derive(Debug)]
 struct Open {
+    gateway: usize,
     charges: Charges,
     prefill: usize,
     decode: usize,
@@ -117,6 +143,7 @@ struct Open {
 pub(super) struct World<'a> {
     trace: &'a Trace,
     gateways: Vec<Gateway>,
+    sharing: sharing::Fleet,
     prefills: Vec<(PrefillEngine, u64)>,
     decodes: Vec<(DecodeEngine, u64)>,
     open: Vec<Option<Open>>,
@@ -139,11 +166,13 @@ impl<'a> World<'a> {
             let seed = options.seed.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
             Gateway::new(options.shape, &options.knobs, knobs.clone(), seed)
         };
-        let gateways = (0..options.gateways.max(1) as u64).map(gateway).collect::<Result<_, _>>()?;
+        let gateways = (0..options.gateways.max(1) as u64).map(gateway).collect::<Result<Vec<_>, _>>()?;
+        let pods = gateways.first().map_or(0, Gateway::slots);
         let prefill = || (PrefillEngine::new(Arc::clone(&options.engine), trace.block_tokens), 0);
         let decode = || (DecodeEngine::new(Arc::clone(&options.engine)), 0);
         let mut world = World {
             trace,
+            sharing: sharing::Fleet::new(options, pods),
             gateways,
             prefills: std::iter::repeat_with(prefill).take(options.shape.prefill).collect(),
             decodes: std::iter::repeat_with(decode).take(options.shape.decode).collect(),
@@ -158,6 +187,7 @@ impl<'a> World<'a> {
         let first = trace.requests.first().map_or(Duration::ZERO, |request| request.at);
         world.schedule(START.plus(first), Event::Arrive(0));
         world.schedule(START.plus(world.sample / 2), Event::Sample);
+        world.meet();
         Ok(world)
     }
 
@@ -174,7 +204,7 @@ impl<'a> World<'a> {
         }
         progress(self.ended - told);
         let lost = self.trace.requests.len() - self.ended;
-        let charged: u64 = self.gateways.iter().map(Gateway::open).sum();
+        let charged: u64 = self.gateways.iter().map(Gateway::open).sum::<u64>() + self.sharing.charged();
         if lost > 0 || charged > 0 {
             return Err(ReplayError::Lost { requests: lost, charges: charged });
         }
@@ -202,20 +232,37 @@ impl<'a> World<'a> {
             }
             Event::BatchChanges { pod, version } => self.batch_changes(pod, version),
             Event::Sample => self.take_sample(),
+            Event::Publish(gateway) => self.publish(gateway),
+            Event::AtPlane(message) => self.at_plane(message),
+            Event::Announced(message) => self.announced(message),
+            Event::Answered(message) => self.answered(message),
+            Event::PrefixSpreads { gateway, request, prefill } => self.prefix_spreads(gateway, request, prefill),
         }
     }
 
     fn arrive(&mut self, request: usize) {
         let trace = self.trace;
-        let Some(Request { at, prompt, hashes: prefix, .. }) = trace.requests.get(request) else { return };
+        let Some(Request { at, .. }) = trace.requests.get(request) else { return };
         if let Some(next) = trace.requests.get(request + 1) {
             self.schedule(START.plus(next.at), Event::Arrive(request + 1));
         }
         debug_assert_eq!(self.now, START.plus(*at));
         self.course(request, |course, now| course.arrived = now);
         let turn = request % self.gateways.len().max(1);
+        match self.select(turn, request) {
+            Some(open) if self.sharing.claims() => self.claim(request, open, 0),
+            Some(open) => self.begin(request, open),
+            None => self.end(request, Some(Failure::NotRouted)),
+        }
+    }
+
+    /// Selects and charges; `None` = there is no target.
+    fn select(&mut self, turn: usize, request: usize) -> Option<Open> {
+        let Request { prompt, hashes: prefix, .. } = self.trace.requests.get(request)?;
+        self.confirm(turn);
         self.look_at_all(turn);
-        let Some(gateway) = self.gateways.get_mut(turn) else { return };
+        let gateway = self.gateways.get_mut(turn)?;
+        let peers = self.sharing.peers(gateway.peers());
         let looks = gateway.knobs().prefill_policy.looks_prefixes_up();
         let hashes = if looks { Arc::clone(prefix) } else { Arc::default() };
         let facts = RequestFacts {
@@ -225,21 +272,31 @@ impl<'a> World<'a> {
             prefix_tokens: if looks { *prompt } else { 0 },
             ..RequestFacts::default()
         };
-        let Ok((decision, charges)) = gateway.route(self.now, &facts, &hashes) else {
-            return self.end(request, Some(Failure::NotRouted));
-        };
-        let timeout = gateway.knobs().prefill_request_timeout;
+        let (decision, charges) = gateway.route(self.now, &facts, peers).ok()?;
         // There are no combined pods, and every request can be split: a single target does not exist here.
-        let Target::Pair { prefill, decode } = decision.target else {
-            return self.end(request, Some(Failure::NotRouted));
-        };
+        let Target::Pair { prefill, decode } = decision.target else { return None };
         let engines = (gateway.engine_of(&prefill), gateway.engine_of(&decode));
-        let (Some(EngineId::Prefill(prefill)), Some(EngineId::Decode(decode))) = engines else {
-            return self.end(request, Some(Failure::NotRouted));
-        };
-        if let Some(open) = self.open.get_mut(request) {
-            *open = Some(Open { charges, prefill, decode });
+        let (Some(EngineId::Prefill(prefill)), Some(EngineId::Decode(decode))) = engines else { return None };
+        Some(Open { gateway: turn, charges, prefill, decode })
+    }
+
+    /// The selection is settled: the request goes to its prefill pod.
+    fn begin(&mut self, request: usize, open: Open) {
+        let trace = self.trace;
+        let Some(Request { prompt, hashes: prefix, .. }) = trace.requests.get(request) else { return };
+        let (turn, prefill) = (open.gateway, open.prefill);
+        if let Some(slot) = self.open.get_mut(request) {
+            *slot = Some(open);
         }
+        let Some(gateway) = self.gateways.get_mut(turn) else { return };
+        let timeout = gateway.knobs().prefill_request_timeout;
+        if gateway.knobs().prefill_policy.looks_prefixes_up() {
+            gateway.note(prefill, *prompt, prefix);
+            self.spread(turn, request, prefill);
+        } else {
+            gateway.note(prefill, *prompt, &Arc::default());
+        }
+        self.changed(turn);
         self.look_at(EngineId::Prefill(prefill));
         if let Some((engine, _)) = self.prefills.get_mut(prefill) {
             let (hashes, block_tokens) = (Arc::clone(prefix), trace.block_tokens);
@@ -287,6 +344,8 @@ impl<'a> World<'a> {
             open.charges.prefill = None;
             open.charges.tokens.prefill_done(now);
             open.charges.decode.hand_over();
+            let gateway = open.gateway;
+            self.changed(gateway);
         }
         let Some(facts) = self.trace.requests.get(request) else { return };
         let sequence = Sequence { request, prompt: facts.prompt, output: facts.output };
@@ -351,8 +410,14 @@ impl<'a> World<'a> {
 
     fn end(&mut self, request: usize, failure: Option<Failure>) {
         let open = self.open.get_mut(request).and_then(Option::take);
-        if let (Some(open), None) = (open, failure) {
-            open.charges.decode.complete();
+        if let Some(open) = open {
+            let gateway = open.gateway;
+            if failure.is_none() {
+                open.charges.decode.complete();
+            } else {
+                drop(open);
+            }
+            self.changed(gateway);
         }
         self.ended += 1;
         self.outcome.ended = self.now;

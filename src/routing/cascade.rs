@@ -6,7 +6,8 @@ use super::eligibility::{Candidate, Eligible, Pool};
 use super::least::{Least, least};
 use super::{
     Context, Decision, Explanation, FastPaths, Fate, MissingSignals, RequestFacts, RoutingError, Scores, SingleReason,
-    Strategy, Target, Ties, TokenCost, band, combined, decode, ejections, explain, pair, plain, prefill, unsplittable,
+    Strategy, Target, Ties, TokenCost, band, combined, decode, ejections, explain, pair, plain, prefill, together,
+    unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
@@ -71,7 +72,7 @@ pub(super) fn decide(
             let explanation = explain::singles(pods, |_| None, context, pods.len());
             Decision { explanation, ..single(pod, *reason, pods.len(), scores, FastPaths::default()) }
         }),
-        Pool::DecodeOnly(decodes) => unsplittable::decode_only(decodes, knobs, context, &mut rng).map(
+        Pool::DecodeOnly(decodes) => unsplittable::decode_only(decodes, request, knobs, context, &mut rng).map(
             |(pod, scores, fast_paths, explanation)| {
                 let tokens = TokenCost { prefill: None, decode: decode::charge(request, knobs) };
                 let single = single(pod, SingleReason::DecodeOnly, decodes.len(), scores, fast_paths);
@@ -133,7 +134,8 @@ fn pick_pair(
 ) -> Option<Decision> {
     let Question { model, request, knobs, context, .. } = question;
     let rolesets = model.rolesets.len();
-    let counts: Vec<u64> = prefills.iter().map(|candidate| candidate.pod.state.load.view().prefills).collect();
+    let counts: Vec<u64> =
+        prefills.iter().map(|candidate| candidate.pod.state.load.total(context.now).prefills).collect();
     let facts = decode::Facts::read_all(decodes, context);
     let mut prefill_ids: Vec<usize> = (0..prefills.len()).collect();
     let mut decode_ids: Vec<usize> = (0..decodes.len()).collect();
@@ -145,7 +147,10 @@ fn pick_pair(
     };
 
     let decode_load = decode::load_per_roleset(decodes, &facts, rolesets);
-    if let Some(id) = prefill::fast_path(prefills, &counts, matches, &decode_load, knobs, rng) {
+    let ahead = together::ahead(context.peers);
+    let prefill_path = |counts: &Vec<u64>| prefill::fast_path(prefills, counts, matches, &decode_load, knobs, rng);
+    let one_more = |counts: &mut Vec<u64>, id: usize| counts.iter_mut().skip(id).take(1).for_each(|count| *count += 1);
+    if let Some(id) = together::after(ahead, &counts, prefill_path, one_more) {
         fast_paths.prefill_spread = true;
         let prefill = prefills.get(id)?;
         prefill_ids = vec![id];
@@ -153,7 +158,7 @@ fn pick_pair(
     }
     // `token_load` replaces what these checks go by: a pod that holds one long prompt has the fewest requests.
     if !knobs.decode_policy.charges_tokens()
-        && let Some((id, check)) = decode::fast_path(&facts, &decode_ids, knobs, rng)
+        && let Some((id, check)) = decode::fast_path_after(ahead, &facts, &decode_ids, knobs, rng)
     {
         fast_paths.decode = Some(check);
         let decode = decodes.get(id)?;
@@ -175,12 +180,12 @@ fn pick_pair(
         }
     }
     let maxima = (prefill_scored.max, decode_scored.max);
+    let may = |prefill: usize, decode: usize| {
+        let pair = prefills.get(prefill).zip(decodes.get(decode));
+        !exclusions.any_pair() || pair.is_some_and(|(prefill, decode)| partners(prefill, decode))
+    };
     let mend = |roleset: usize, best: pair::Found, rng: &mut Rng| {
-        let may = |prefill: usize, decode: usize| {
-            let pair = prefills.get(prefill).zip(decodes.get(decode));
-            pair.is_some_and(|(prefill, decode)| partners(prefill, decode))
-        };
-        if !exclusions.any_pair() || may(best.prefill.0, best.decode.0) {
+        if may(best.prefill.0, best.decode.0) {
             return Some(best);
         }
         let ours = |id: usize| prefills.get(id).is_some_and(|prefill| prefill.roleset == roleset);
@@ -189,7 +194,19 @@ fn pick_pair(
         let decodes = || decode_ids.iter().copied().zip(decode_scored.scores.iter().copied());
         pair::best_of_partners(prefills, decodes, maxima, may, rng)
     };
-    let winner = pair::best(&prefill_scored.best, &decode_best, maxima, mend, rng)?;
+    let winner = if ahead == 0 {
+        pair::best(&prefill_scored.best, &decode_best, maxima, mend, rng)?
+    } else {
+        let scored = prefill_ids.iter().zip(&prefill_scored.fates);
+        let scored = scored.filter_map(|(id, (_, score))| Some((prefills.get(*id)?.roleset, (*score)?, *id)));
+        let step = prefill::step(prefills, &prefill_ids, scoring);
+        let prefill_side = together::Side::new(rolesets, scored, step, maxima.0);
+        let scored = decode_ids.iter().zip(&decode_scored.scores);
+        let scored = scored.filter_map(|(id, score)| Some((decodes.get(*id)?.roleset, *score, *id)));
+        let step = decode::step(&facts, &decode_ids, request, knobs);
+        let decode_side = together::Side::new(rolesets, scored, step, maxima.1);
+        together::pair([prefill_side, decode_side], ahead, may, rng)?
+    };
     let (prefill, decode) = (prefills.get(winner.prefill)?, decodes.get(winner.decode)?);
     let decode_facts = facts.get(winner.decode)?;
     let roleset = prefill.roleset;
@@ -210,6 +227,7 @@ fn pick_pair(
             total: winner.ties,
         },
         maxima,
+        ahead,
     };
     Some(Decision {
         explanation,

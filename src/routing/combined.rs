@@ -22,7 +22,7 @@ const MIN_DRAIN: f64 = 0.01;
 /// empty queue into "not a number"; for them the queue is measured against the batch it waits for: queued / running.
 /// An empty queue is 0 in both. `None`: the pod has no fresh queue metrics, so it is neither idle nor loaded.
 ///
-/// `unseen` counts requests that this gateway has sent and the engine has not reported yet.
+/// `unseen` counts requests that the gateways have sent and the engine has not reported yet.
 fn pressure(pod: &Pod, context: Context<'_>, unseen: bool) -> Option<f64> {
     let signals = pod.state.signals.load();
     if !signals.fresh(context.now, context.max_metric_age) {
@@ -37,7 +37,8 @@ fn pressure(pod: &Pod, context: Context<'_>, unseen: bool) -> Option<f64> {
     let running = number(signals.running).unwrap_or(0.0);
     if unseen {
         // Between two scrapes a burst would otherwise see the same idle pod again and again.
-        let sent = pod.state.load.view().in_flight() as f64 + number(Some(signals.foreign_running)).unwrap_or(0.0);
+        let sent =
+            pod.state.load.total(context.now).in_flight() as f64 + number(Some(signals.foreign_running)).unwrap_or(0.0);
         queued += (sent - running - queued).max(0.0);
     }
     if queued == 0.0 {
@@ -69,7 +70,7 @@ pub(super) fn idle_instead_of_loaded<'a>(
     }
     let ties = scored.iter().filter(|(score, _)| *score == best);
     let count = ties.clone().count();
-    let (pod, _) = least(ties.map(|(_, pod)| (pod.state.load.view().in_flight() as f64, *pod)), rng)?;
+    let (pod, _) = least(ties.map(|(_, pod)| (pod.state.load.total(context.now).in_flight() as f64, *pod)), rng)?;
     let pods: Vec<&Arc<Pod>> = scored.iter().map(|(_, pod)| *pod).collect();
     let explanation = explain::singles(&pods, |id| scored.get(id).map(|(score, _)| *score), context, count);
     Some((pod, best, explanation))

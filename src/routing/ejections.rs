@@ -89,7 +89,7 @@ pub(super) fn explain(decision: &mut Decision, left_out: &LeftOut, pairs: &Exclu
     }
     let ejected = (Fate::Ejected, None);
     add(&mut explanation.prefills, &left_out.prefills, |pod| {
-        let count = pod.state.load.view().prefills;
+        let count = pod.state.load.total(context.now).prefills;
         prefill::considered(pod, ejected, count, 0, context)
     });
     add(&mut explanation.decodes, &left_out.decodes, |pod| {

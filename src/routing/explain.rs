@@ -111,6 +111,8 @@ pub struct Explanation {
     pub ties: Ties,
     /// What prefill and decode scores were divided by.
     pub maxima: (f64, f64),
+    /// Requests of other replicas, not yet seen, that were assumed to go first.
+    pub ahead: usize,
 }
 
 /// Describes up to [`DESCRIBED`] of `count` candidates, the best first; those without a score come last. Only those are
@@ -245,6 +247,9 @@ impl Decision {
         let _ = write!(text, "; candidates={}/{}; steps={}", self.candidates.0, self.candidates.1, self.steps());
         if self.explanation.ties.total > 1 {
             let _ = write!(text, "; tied={}", self.explanation.ties.total);
+        }
+        if self.explanation.ahead > 0 {
+            let _ = write!(text, "; after={}", self.explanation.ahead);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::fleet::{
     Signals,
 };
 use crate::knobs::{PdKnobs, PrefixKnobs, Tokenizer};
-use crate::load::Commit;
+use crate::load::{Commit, Peers};
 use crate::prefix::PrefixIndex;
 use crate::telemetry::PodLabels;
 
@@ -162,7 +162,7 @@ pub(super) fn index() -> PrefixIndex {
 }
 
 pub(super) fn context(prefix: &PrefixIndex, seed: u64) -> Context<'_> {
-    Context { now: NOW, seed, max_metric_age: MAX_AGE, prefix }
+    Context { now: NOW, seed, max_metric_age: MAX_AGE, prefix, peers: Peers::ALONE }
 }
 
 /// A request about which nothing special is known.

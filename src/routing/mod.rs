@@ -21,6 +21,7 @@ mod pair;
 mod plain;
 mod prefill;
 mod strategy;
+mod together;
 mod unsplittable;
 
 #[cfg(test)]
@@ -40,7 +41,7 @@ pub use strategy::{Strategy, Weights};
 use crate::clock::Tick;
 use crate::fleet::{Model, Pod, PodState, Selector};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
-use crate::load::{DecodeCharge, PrefillCharge, Probes, TokenCharge, TokenCharges};
+use crate::load::{DecodeCharge, Peers, PrefillCharge, Probes, TokenCharge, TokenCharges};
 use crate::prefix::PrefixIndex;
 
 /// How long the prompt is, as far as it had to be counted.
@@ -140,6 +141,8 @@ pub struct Context<'a> {
     pub max_metric_age: Duration,
     /// The prefix index.
     pub prefix: &'a PrefixIndex,
+    /// Where this replica stands among those that share their loads.
+    pub peers: Peers,
 }
 
 /// Why a single pod runs the whole request.
@@ -372,6 +375,9 @@ pub fn select_and_charge(
 ) -> Result<(Decision, Charges), RoutingError> {
     let band = band::look_up(model, request, strategy, knobs, context.seed);
     let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
+    if context.peers.count > 1 {
+        model.peers.selected();
+    }
     let mut prepared = Prepared::look(question)?;
     let mut conflicts = 0;
     while conflicts < MAX_CONFLICTS {

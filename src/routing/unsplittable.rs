@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::eligibility::Candidate;
-use super::least::Least;
-use super::{Context, Explanation, FastPaths, Scores, Ties, decode};
+use super::{Context, Explanation, FastPaths, RequestFacts, Scores, Ties, decode, together};
 use crate::fleet::Pod;
 use crate::knobs::PdKnobs;
 use crate::rng::Rng;
@@ -13,6 +12,7 @@ use crate::rng::Rng;
 /// computes the prompt itself.
 pub(super) fn decode_only<'a>(
     candidates: &[Candidate<'a>],
+    request: &RequestFacts<'_>,
     knobs: &PdKnobs,
     context: Context<'_>,
     rng: &mut Rng,
@@ -20,18 +20,17 @@ pub(super) fn decode_only<'a>(
     let all = decode::Facts::read_all(candidates, context);
     let mut ids: Vec<usize> = (0..candidates.len()).collect();
     let mut fast_paths = FastPaths::default();
+    let ahead = together::ahead(context.peers);
     if !knobs.decode_policy.charges_tokens()
-        && let Some((id, check)) = decode::fast_path(&all, &ids, knobs, rng)
+        && let Some((id, check)) = decode::fast_path_after(ahead, &all, &ids, knobs, rng)
     {
         fast_paths.decode = Some(check);
         ids = vec![id];
     }
     let scored = decode::score(&all, &ids, knobs);
-    let mut least = Least::default();
-    for (score, id) in scored.scores.iter().zip(&ids) {
-        least.offer(*score, *id, rng);
-    }
-    let ((id, score), ties) = (least.winner()?, least.ties());
+    let step = if ahead > 0 { decode::step(&all, &ids, request, knobs) } else { 0.0 };
+    let ((id, score), ties) =
+        together::single(scored.scores.iter().copied().zip(ids.iter().copied()), step, ahead, rng)?;
     let (candidate, facts) = (candidates.get(id)?, all.get(id)?);
     let scores = Scores {
         decode: Some(score),
@@ -43,6 +42,7 @@ pub(super) fn decode_only<'a>(
         decodes: decode::explain(candidates, &all, &ids, &scored, context.now),
         ties: Ties { total: ties, ..Ties::default() },
         maxima: (1.0, scored.max),
+        ahead,
         ..Explanation::default()
     };
     Some((candidate.pod, scores, fast_paths, explanation))

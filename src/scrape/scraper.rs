@@ -171,13 +171,13 @@ impl<'a, S: PageSource, O: ScrapeObserver> PodTask<'a, S, O> {
     }
 
     async fn scrape(&mut self) {
-        let own_before = in_flight(self.state.load.view());
+        let own_before = in_flight(self.state.load.total(self.scraper.clock.now()));
         let fetch = self.scraper.pages.fetch(&self.target.address, self.target.path());
         let page = match tokio::time::timeout(self.scraper.knobs.timeout, fetch).await {
             Ok(page) => page,
             Err(_) => Err(FetchError::Timeout),
         };
-        let load = self.state.load.view();
+        let load = self.state.load.total(self.scraper.clock.now());
         match page {
             Ok(bytes) => {
                 let page = parse_page(&bytes, self.target.engine, &self.target.model);
@@ -205,8 +205,8 @@ impl<'a, S: PageSource, O: ScrapeObserver> PodTask<'a, S, O> {
     }
 }
 
-/// This replica's own work that the engine counts as running: decode requests handed over, and on a prefill pod the
-/// prefill legs.
+/// The work of this replica, and of those that publish theirs, that the engine counts as running: decode requests handed
+/// over, and on a prefill pod the prefill legs. Of what a fading share no longer accounts for, the engine's own count tells.
 pub fn in_flight(load: LoadView) -> u64 {
     load.running + load.prefills
 }
@@ -220,8 +220,8 @@ pub struct Derived {
 }
 
 impl Derived {
-    /// The signals of one page. `own` is the larger of this replica's work in flight before and after the scrape: a
-    /// request that came or went in between is not taken for another gateway's.
+    /// The signals of one page. `own` is the larger of the known work in flight before and after the scrape: a request
+    /// that came or went in between is not taken for somebody else's.
     pub fn signals(&mut self, page: &Page, now: Tick, role: Role, own: u64, completed: u64) -> Signals {
         let generation = page.generation_tokens.and_then(|tokens| self.generation.push(now, tokens));
         let prompt = page.prompt_tokens.and_then(|tokens| self.prompt.push(now, tokens));

@@ -93,6 +93,7 @@ impl Exchange {
             seed: if self.retried { self.seed.wrapping_add(1) } else { self.seed },
             max_metric_age: self.world.knobs.scrape.max_age,
             prefix: &self.world.prefix,
+            peers: model.peers.view(),
         };
         let selected = routing::select_and_charge(model, &facts, strategy, &plan.knobs, context);
         let (outcome, charges) = match selected {

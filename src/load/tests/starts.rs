@@ -8,16 +8,16 @@ use crate::clock::Tick;
 #[test]
 fn ages_add_up() {
     let starts = Starts::default();
-    assert_eq!(starts.ages(Tick::from_millis(5)), (0, 0.0));
+    assert_eq!(starts.ages_ms(Tick::from_millis(5)), (0, 0));
     starts.add(Tick::from_millis(1_000));
-    assert_eq!(starts.ages(Tick::from_millis(1_000)), (1, 0.0));
-    assert_eq!(starts.ages(Tick::from_millis(999)), (1, 0.0), "begun after the reader's now");
+    assert_eq!(starts.ages_ms(Tick::from_millis(1_000)), (1, 0));
+    assert_eq!(starts.ages_ms(Tick::from_millis(999)), (1, 0), "begun after the reader's now");
     starts.add(Tick::from_millis(2_000));
-    assert_eq!(starts.ages(Tick::from_millis(4_500)), (2, 6.0));
+    assert_eq!(starts.ages_ms(Tick::from_millis(4_500)), (2, 6_000));
     starts.remove(Tick::from_millis(1_000));
-    assert_eq!(starts.ages(Tick::from_millis(4_500)), (1, 2.5));
+    assert_eq!(starts.ages_ms(Tick::from_millis(4_500)), (1, 2_500));
     starts.remove(Tick::from_millis(2_000));
-    assert_eq!(starts.ages(Tick(u64::MAX)), (0, 0.0));
+    assert_eq!(starts.ages_ms(Tick(u64::MAX)), (0, 0));
 }
 
 proptest! {
@@ -37,7 +37,7 @@ proptest! {
             starts.remove(Tick::from_millis(now - age));
         }
         let open: Vec<_> = ages.iter().take(keep).collect();
-        let expected = open.iter().copied().sum::<u64>() as f64 / 1000.0;
-        prop_assert_eq!(starts.ages(Tick::from_millis(now)), (open.len() as u64, expected));
+        let expected = open.iter().copied().sum::<u64>();
+        prop_assert_eq!(starts.ages_ms(Tick::from_millis(now)), (open.len() as u64, expected));
     }
 }

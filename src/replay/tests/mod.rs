@@ -2,6 +2,7 @@
 
 mod decode;
 mod engines;
+mod fleets;
 mod runs;
 mod traces;
 
@@ -44,7 +45,16 @@ fn configured(
     let (knobs, report) = Knobs::read(&Variables(variables)).unwrap();
     assert_eq!(report.warnings, Vec::<String>::new());
     let shape = FleetShape::new(prefill, decode, Some(rolesets)).unwrap();
-    ReplayOptions { shape, gateways: 1, engine, knobs: Arc::new(knobs), seed: 1 }
+    ReplayOptions {
+        shape,
+        gateways: 1,
+        sharing: Sharing::None,
+        pace: Duration::from_millis(5),
+        round_trip: Duration::from_micros(400),
+        engine,
+        knobs: Arc::new(knobs),
+        seed: 1,
+    }
 }
 
 /// Requests without known prefixes: (arrival ms, prompt, output).

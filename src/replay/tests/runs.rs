@@ -244,6 +244,7 @@ proptest! {
         cache in 0u64..20_000,
         batch in 1u64..8,
         gateways in 1usize..4,
+        sharing in prop::sample::select(Sharing::ALL.to_vec()),
         seed in any::<u64>(),
         pair in any::<prop::sample::Index>(),
     ) {
@@ -263,7 +264,7 @@ proptest! {
             model.set(&text).unwrap();
         }
         let mut options = configured(shape, Arc::new(model), &[("AIBRIX_PREFILL_REQUEST_TIMEOUT", "2")]);
-        options.gateways = gateways;
+        (options.gateways, options.sharing) = (gateways, sharing);
         options.seed = seed;
         let policies = all_policies();
         let told = std::sync::atomic::AtomicUsize::new(0);

@@ -1,7 +1,7 @@
 //! The decode side: what is known about each pod, fast path (step 2), scores (step 4).
 //!
 //! A pod "has realtime metrics" when its scraped signals are fresh. Its count is our own pending and running requests,
-//! plus other gateways' running requests while the signals are fresh. A pod without fresh signals is *cold*: it takes no
+//! those that other replicas publish, and, while the signals are fresh, what the engine runs beyond both. A pod without fresh signals is *cold*: it takes no
 //! part in the spreads, and scores by the cold-start rule as soon as one sibling is fresh.
 
 mod conductor;
@@ -11,16 +11,17 @@ mod load_balancing;
 mod score;
 mod token_load;
 
-pub(super) use fast_path::fast_path;
+use fast_path::fast_path;
 pub(super) use score::{Scored, score};
 
 use super::eligibility::Candidate;
 use std::time::Duration;
 
-use super::{Considered, Context, Fate, RequestFacts, Terms, explain};
+use super::{Considered, Context, DecodeFastPath, Fate, RequestFacts, Terms, explain, together};
 use crate::clock::Tick;
 use crate::fleet::Pod;
-use crate::knobs::PdKnobs;
+use crate::knobs::{DecodePolicy, PdKnobs};
+use crate::rng::Rng;
 
 /// No engine reports more of anything; larger values are cut here, so that sums and ratios stay finite.
 const CEILING: f64 = 1e12;
@@ -35,9 +36,9 @@ pub(super) fn known(value: Option<f64>) -> Option<f64> {
 /// What decisions look at in a decode pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Facts {
-    /// Our own pending and running requests.
+    /// Pending and running requests of all replicas that share their loads.
     pub(super) own: f64,
-    /// `own`, plus other gateways' running requests when fresh.
+    /// `own`, plus running requests of gateways that share nothing with this one, when fresh.
     pub(super) count: f64,
     /// Signals are fresh.
     pub(super) fresh: bool,
@@ -57,7 +58,7 @@ pub(super) struct Facts {
     pub(super) metrics_age: Option<Duration>,
 }
 
-/// Other gateways' running requests on a pod; 0 when not known.
+/// Running requests on a pod of gateways that share nothing with this one; 0 when not known.
 pub(super) fn foreign(pod: &Pod, context: Context<'_>) -> f64 {
     let signals = pod.state.signals.load();
     if signals.fresh(context.now, context.max_metric_age) {
@@ -71,13 +72,13 @@ impl Facts {
     /// Reads one pod.
     pub(super) fn read(pod: &Pod, context: Context<'_>) -> Facts {
         let load = &pod.state.load;
-        let own = load.view().decodes() as f64;
+        let own = load.total(context.now).decodes() as f64;
         let ours = Facts {
             own,
             count: own,
             free: 100.0,
-            tokens: load.tokens.view().decode as f64,
-            open_seconds: load.tokens.decode_ages(context.now).1,
+            tokens: load.total_tokens(context.now).decode as f64,
+            open_seconds: load.total_decode_ages(context.now).1,
             ..Facts::default()
         };
         let signals = pod.state.signals.load();
@@ -111,6 +112,44 @@ pub(super) fn free_percent(usage: f64) -> f64 {
 /// Tokens that the chosen decode pod is charged: the whole prompt, since it receives all of its KV cache.
 pub(super) fn charge(request: &RequestFacts<'_>, knobs: &PdKnobs) -> Option<u64> {
     knobs.decode_policy.charges_tokens().then_some(request.prompt_tokens)
+}
+
+/// Step 2 after `ahead` others have gone the same way.
+pub(super) fn fast_path_after(
+    ahead: usize,
+    facts: &[Facts],
+    ids: &[usize],
+    knobs: &PdKnobs,
+    rng: &mut Rng,
+) -> Option<(usize, DecodeFastPath)> {
+    if ahead == 0 {
+        return fast_path(facts, ids, knobs, rng);
+    }
+    let charge = |facts: &mut Vec<Facts>, (id, _): (usize, _)| {
+        if let Some(facts) = facts.get_mut(id) {
+            facts.count += 1.0;
+        }
+    };
+    together::after(ahead, &facts.to_vec(), |facts| fast_path(facts, ids, knobs, rng), charge)
+}
+
+/// What one more request like the others adds to the score of one of the candidates `ids`.
+pub(super) fn step(facts: &[Facts], ids: &[usize], request: &RequestFacts<'_>, knobs: &PdKnobs) -> f64 {
+    let remaining = || ids.iter().filter_map(|id| facts.get(*id));
+    match knobs.decode_policy {
+        DecodePolicy::LoadBalancing => {
+            let most = remaining().map(|facts| facts.count).fold(1.0, f64::max);
+            known(Some(knobs.decode_weight_running)).unwrap_or(0.0) / most
+        }
+        DecodePolicy::LeastRequest => 1.0,
+        // Its estimate falls with the number of requests, so it is nothing to go by.
+        DecodePolicy::Conductor => 0.0,
+        DecodePolicy::TokenLoad => {
+            let (tokens, open) =
+                remaining().fold((0.0, 0.0), |(tokens, open), facts| (tokens + facts.tokens, open + facts.own));
+            if open > 0.0 { tokens / open } else { request.prompt_tokens as f64 }
+        }
+    }
 }
 
 /// What an explanation shows of a pod beside its facts.

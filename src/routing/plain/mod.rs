@@ -39,10 +39,10 @@ use crate::fleet::Pod;
 use crate::knobs::PdKnobs;
 use crate::rng::Rng;
 
-/// Requests in flight on a pod: everything this gateway has there, plus other gateways' running requests while the
-/// pod's metrics are fresh.
+/// Requests in flight on a pod: everything this gateway has there and other replicas publish, plus what its engine
+/// runs beyond that while its metrics are fresh.
 pub(super) fn in_flight(pod: &Pod, context: Context<'_>) -> f64 {
-    pod.state.load.view().in_flight() as f64 + super::decode::foreign(pod, context)
+    pod.state.load.total(context.now).in_flight() as f64 + super::decode::foreign(pod, context)
 }
 
 /// What strategies look at beside the pods.

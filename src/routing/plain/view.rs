@@ -34,7 +34,7 @@ pub(super) struct View<'a> {
 impl<'a> View<'a> {
     /// Reads one pod.
     pub(super) fn read(pod: &'a Arc<Pod>, context: Context<'_>) -> View<'a> {
-        let own = pod.state.load.view().in_flight() as f64;
+        let own = pod.state.load.total(context.now).in_flight() as f64;
         let signals = pod.state.signals.load();
         if !signals.fresh(context.now, context.max_metric_age) {
             return View::unknown(pod, own);
@@ -52,7 +52,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A pod of which only our own requests are known.
+    /// A pod of which only the gateways' own requests are known.
     pub(super) fn unknown(pod: &'a Arc<Pod>, in_flight: f64) -> View<'a> {
         View {
             pod,

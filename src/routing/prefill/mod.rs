@@ -1,6 +1,6 @@
 //! The prefill side: fast path (step 1), outlier rule and scores (step 3).
 //!
-//! The count of a pod is its outstanding prefill legs, as charged by this gateway.
+//! The count of a pod is its outstanding prefill legs, as charged by this gateway and as published by others.
 
 mod conductor;
 mod fast_path;
@@ -90,7 +90,7 @@ pub(super) fn considered(
     context: Context<'_>,
 ) -> Considered {
     let state = &pod.state;
-    let (tokens, signals) = (state.load.tokens.view(), state.signals.load());
+    let (tokens, signals) = (state.load.total_tokens(context.now), state.signals.load());
     let fresh = signals.fresh(context.now, context.max_metric_age);
     Considered {
         slot: state.slot,
@@ -118,6 +118,25 @@ pub(super) struct Scoring<'a> {
     pub(super) context: Context<'a>,
     /// How many rolesets the model has.
     pub(super) rolesets: usize,
+}
+
+/// What one more request like the others adds to the score of one of the candidates `ids`.
+pub(super) fn step(candidates: &[Candidate<'_>], ids: &[usize], scoring: Scoring<'_>) -> f64 {
+    let Scoring { request, counts, knobs, context, .. } = scoring;
+    let legs = || ids.iter().filter_map(|id| counts.get(*id));
+    match knobs.prefill_policy {
+        PrefillPolicy::PrefixCache => 1.0 / legs().copied().max().unwrap_or(1).max(1) as f64,
+        PrefillPolicy::LeastRequest => 1.0,
+        PrefillPolicy::Conductor => conductor::score(1.0, None, 0, 0),
+        PrefillPolicy::TokenLoad | PrefillPolicy::HybridCacheLoad => {
+            let tokens = |id: &usize| Some(candidates.get(*id)?.pod.state.load.total_tokens(context.now).active as f64);
+            let (active, legs) = (ids.iter().filter_map(tokens).sum::<f64>(), legs().sum::<u64>());
+            let own = || charge(request, 0, knobs).unwrap_or(0) as f64;
+            let each = if legs > 0 { active / legs as f64 } else { own() };
+            let step = each * (1.0 + knobs.token_load_kv_weight);
+            if step.is_finite() { step.clamp(0.0, CEILING) } else { 0.0 }
+        }
+    }
 }
 
 /// Scores the candidates `ids` (indices into `candidates`, grouped by roleset) and keeps the best per roleset.
@@ -156,9 +175,9 @@ pub(super) fn score(candidates: &[Candidate<'_>], ids: &[usize], scoring: Scorin
                 let cached = if fate == Fate::LoadOnly { 0 } else { matches.raw(id).unwrap_or(0) };
                 conductor::score(count(id), mean, request.prefix_tokens, cached)
             }
-            PrefillPolicy::TokenLoad => token_load::load(state.load.tokens.view(), knobs),
+            PrefillPolicy::TokenLoad => token_load::load(state.load.total_tokens(context.now), knobs),
             PrefillPolicy::HybridCacheLoad => {
-                let load = token_load::load(state.load.tokens.view(), knobs);
+                let load = token_load::load(state.load.total_tokens(context.now), knobs);
                 token_load::hybrid(load, percent, knobs.hybrid_cache_load_factor)
             }
         };

@@ -4,6 +4,7 @@ mod bands;
 mod filters;
 mod health;
 pub(super) mod properties;
+mod replicas;
 mod reports;
 mod steps;
 mod stress;
