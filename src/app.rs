@@ -26,7 +26,7 @@ use crate::knobs::{Knobs, PdKnobs, Report};
 use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
 use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
-use crate::state::shared::Surroundings;
+use crate::state::shared::{Listeners, Surroundings};
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
 
 /// HTTP/2 flow-control window of one ext_proc stream, bytes: a 1 MiB prompt arrives without waiting for a round trip.
@@ -137,6 +137,11 @@ impl Gateway {
             snapshots: builder.subscribe(),
             metrics: Arc::clone(&metrics),
             clock,
+            listeners: Listeners {
+                prefix: Arc::clone(&prefix),
+                sessions: Arc::clone(&world.sessions),
+                ejection: knobs.ejection,
+            },
             seed: random(),
         };
         let world = Arc::new(world.with_plane(plane::start(redis.as_ref(), &knobs.plane, around)?));

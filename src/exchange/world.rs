@@ -36,7 +36,7 @@ pub struct World {
     /// Token charges of requests in flight, and of blocks that a lease still holds.
     pub ledger: Arc<Ledger>,
     /// Last prompt sizes of sessions.
-    pub sessions: Sessions,
+    pub sessions: Arc<Sessions>,
     /// The last decisions.
     pub journal: Arc<Journal>,
     /// Ids of TensorRT-LLM requests.
@@ -59,7 +59,7 @@ impl World {
             hash_seed,
             attempts: AtomicU64::new(0),
             ledger: Arc::default(),
-            sessions: Sessions::new(knobs.max_sessions, hash_seed),
+            sessions: Arc::new(Sessions::new(knobs.max_sessions, hash_seed)),
             journal: Arc::default(),
             snowflake: Snowflake::new(knobs.trt_machine_id),
             epoch_ms: 0,

@@ -50,11 +50,6 @@ impl ModelKeys {
         format!("tandem:{{{}}}:prefix1", self.tag)
     }
 
-    /// KEYS of `session.lua`: one session of a client, whose name may be anything.
-    pub fn session(&self, session: &str) -> String {
-        format!("tandem:{{{}}}:session1:{:016x}", self.tag, xxhash_rust::xxh64::xxh64(session.as_bytes(), 0))
-    }
-
     /// KEYS of `rate.lua`: one limit on the model, such as its requests per second.
     pub fn rate(&self, limit: &str) -> String {
         format!("tandem:{{{}}}:rate1:{limit}", self.tag)
@@ -101,14 +96,14 @@ mod tests {
             let keys = ModelKeys::new(model);
             let mut all: Vec<String> = keys.ledger().map(str::to_owned).to_vec();
             all.extend(keys.sketch("arrivals"));
-            all.extend([keys.prefix(), keys.session("}x{"), keys.rate("rps")]);
+            all.extend([keys.prefix(), keys.rate("rps")]);
             for key in &all {
                 assert_eq!(hashed(key), keys.tag, "{key}");
                 assert!(key.len() < 300 && key.bytes().all(|byte| byte.is_ascii_graphic()), "{key}");
             }
             all.sort();
             all.dedup();
-            assert_eq!(all.len(), 10);
+            assert_eq!(all.len(), 9);
             tags.insert(keys.tag);
         }
         assert_eq!(tags.len(), models.len());
@@ -119,7 +114,5 @@ mod tests {
         let keys = ModelKeys::new("org/llama 3");
         assert_eq!(keys.news(), "tandem:{org/llama%203}:ledger1:news");
         assert_eq!(keys.ledger()[0], "tandem:{org/llama%203}:ledger1:control");
-        assert_eq!(keys.session("s"), keys.session("s"));
-        assert_ne!(keys.session("s"), keys.session("t"));
     }
 }

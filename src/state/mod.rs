@@ -7,6 +7,7 @@
 //! a deadline.
 
 pub mod codec;
+pub mod findings;
 pub mod keys;
 pub mod ledger;
 pub mod payload;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
+use super::findings::Finding;
 use crate::clock::Tick;
 use crate::fleet::PodState;
 pub use crate::state::ledger::Claimed;
@@ -26,6 +27,12 @@ pub struct ClaimOrder {
 pub trait StatePlane: fmt::Debug + Send + Sync {
     /// Commits a charge, or says that the decision is to be made again. The answer comes within the claim's deadline.
     fn claim(&self, order: ClaimOrder) -> BoxFuture<'static, Claimed>;
+
+    /// Somebody hears what is told.
+    fn tells(&self) -> bool;
+
+    /// Tells the other replicas of the model. What cannot be told now is dropped, and counted.
+    fn tell(&self, model: &Arc<str>, finding: Finding);
 
     /// How it is.
     fn status(&self, now: Tick) -> PlaneStatus;
@@ -101,6 +108,12 @@ impl StatePlane for LocalPlane {
         // Nobody else is there.
         std::future::ready(Claimed::Granted).boxed()
     }
+
+    fn tells(&self) -> bool {
+        false
+    }
+
+    fn tell(&self, _: &Arc<str>, _: Finding) {}
 
     fn status(&self, _: Tick) -> PlaneStatus {
         PlaneStatus { kind: "local", ..PlaneStatus::default() }

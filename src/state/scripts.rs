@@ -36,8 +36,5 @@ pub const PREFIX_APPEND: Script = Script { name: "prefix_append", text: include_
 /// Limits requests per window.
 pub const RATE: Script = Script { name: "rate", text: include_str!("../../lua/rate.lua") };
 
-/// Remembers the size of a session's last prompt.
-pub const SESSION: Script = Script { name: "session", text: include_str!("../../lua/session.lua") };
-
 /// Every script.
-pub const ALL: [Script; 7] = [LEDGER_SYNC, LEDGER_REAP, CLAIM, SKETCH_SYNC, PREFIX_APPEND, RATE, SESSION];
+pub const ALL: [Script; 6] = [LEDGER_SYNC, LEDGER_REAP, CLAIM, SKETCH_SYNC, PREFIX_APPEND, RATE];

@@ -3,11 +3,14 @@
 //! - [`link`] runs one model's [`SharedLedger`](super::ledger::SharedLedger): it publishes what changed here, and brings what
 //!   changed elsewhere into the pods' load cells.
 //! - [`breaker`] says when claims are not worth waiting for.
+//! - [`teller`] tells and hears what need not be exact or soon, [`sketches`] the prompt lengths.
 //! - The supervisor starts a link for every model of the fleet, and hands announcements to them.
 
 mod breaker;
 mod link;
+mod sketches;
 mod supervisor;
+mod teller;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,6 +24,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::findings::Finding;
 use super::keys::ModelKeys;
 use super::ledger::{Claimed, LedgerConfig, Pace};
 use super::plane::{ClaimOrder, ModelMembers, ModelStatus, PlaneStatus, StatePlane};
@@ -29,8 +33,11 @@ use crate::clock::{Clock, Tick};
 use crate::fleet::Fleet;
 use crate::knobs::{Grade, PlaneKnobs};
 use crate::load::Scope;
+use crate::rng::Rng;
 use crate::telemetry::{ClaimFallback, Metrics};
 use link::ClaimRequest;
+pub use teller::Listeners;
+use teller::{Findings, Teller};
 
 /// Claims that may wait for a model's task.
 const MAX_CLAIMS: usize = 1_024;
@@ -65,6 +72,8 @@ pub struct SharedPlane {
     plane: Plane,
     terms: Terms,
     links: Arc<ArcSwap<Links>>,
+    /// `None` when findings are not shared.
+    findings: Option<Arc<Findings>>,
     leaving: CancellationToken,
     tasks: TaskTracker,
 }
@@ -86,6 +95,8 @@ pub struct Surroundings {
     pub metrics: Arc<Metrics>,
     /// The time.
     pub clock: Clock,
+    /// Where what others find goes.
+    pub listeners: Listeners,
     /// Random; names epochs and spreads replicas.
     pub seed: u64,
 }
@@ -99,7 +110,8 @@ impl SharedPlane {
         knobs: &PlaneKnobs,
         around: Surroundings,
     ) -> Result<SharedPlane, RedisError> {
-        let Surroundings { fleet, snapshots, metrics, clock, seed } = around;
+        let Surroundings { fleet, snapshots, metrics, clock, listeners, seed } = around;
+        let mut rng = Rng::new(seed);
         let terms = Terms {
             grade: knobs.grade,
             claim_deadline: knobs.claim_deadline,
@@ -113,6 +125,21 @@ impl SharedPlane {
         };
         let links: Arc<ArcSwap<Links>> = Arc::default();
         let (tasks, leaving) = (TaskTracker::new(), CancellationToken::new());
+        let findings = knobs.share_findings.then(|| Arc::new(Findings::new(Arc::clone(&terms.metrics))));
+        if let Some(findings) = &findings {
+            tasks.spawn(teller::run(Teller {
+                plane: plane.clone(),
+                fleet: Arc::clone(&fleet),
+                findings: Arc::clone(findings),
+                listeners,
+                metrics: Arc::clone(&terms.metrics),
+                clock,
+                period: knobs.findings_period,
+                replica: rng.next_u64(),
+                leaving: leaving.clone(),
+                reconnects: plane.reconnects(),
+            }));
+        }
         tasks.spawn(supervisor::run(supervisor::Supervisor {
             fleet,
             snapshots,
@@ -122,9 +149,9 @@ impl SharedPlane {
             links: Arc::clone(&links),
             leaving: leaving.clone(),
             tasks: tasks.clone(),
-            seed,
+            seed: rng.next_u64(),
         }));
-        Ok(SharedPlane { plane, terms, links, leaving, tasks })
+        Ok(SharedPlane { plane, terms, links, findings, leaving, tasks })
     }
 }
 
@@ -137,7 +164,7 @@ impl StatePlane for SharedPlane {
             return std::future::ready(Claimed::Unsure).boxed();
         };
         let (answer, answered) = oneshot::channel();
-        if link.claims.try_send(ClaimRequest { order, answer }).is_err() {
+        if link.claims.try_send(ClaimRequest { order, answer, repeated: false }).is_err() {
             metrics.claim_fell_back(ClaimFallback::QueueFull);
             return std::future::ready(Claimed::Unsure).boxed();
         }
@@ -153,6 +180,16 @@ impl StatePlane for SharedPlane {
             }
         }
         .boxed()
+    }
+
+    fn tells(&self) -> bool {
+        self.findings.is_some()
+    }
+
+    fn tell(&self, model: &Arc<str>, finding: Finding) {
+        if let Some(findings) = &self.findings {
+            findings.push(model, finding);
+        }
     }
 
     fn status(&self, now: Tick) -> PlaneStatus {

@@ -265,6 +265,10 @@ metrics! {
         "Announcements that were missed; the next publication makes it good.";
     PlaneJoins "tandem_state_plane_joins_total" Counter &["model"],
         "Times that this replica became a member of the ledger.";
+    Findings "tandem_findings_total" Counter &["direction"],
+        "Prefixes, session sizes and failing pods that this replica `told` others, or `heard` from them.";
+    FindingsDropped "tandem_findings_dropped_total" Counter &[],
+        "The same that could not be told, or not be read.";
     Claims "tandem_claims_total" Counter &["outcome"],
         "Claims that Redis answered: `granted`, or to be decided `again` because another replica had charged the same pod.";
     ClaimFallbacks "tandem_claim_fallbacks_total" Counter &["reason"],

@@ -8,6 +8,7 @@ use crate::exchange::admission::Reservation;
 use crate::exchange::event::{AbortPlan, Effect};
 use crate::load::{Report, Verdicts};
 use crate::rng::Rng;
+use crate::state::findings::Finding;
 use crate::telemetry::{AbortResult, AbortTrigger, Outcome};
 
 /// Who has shown to be broken in the course of one request.
@@ -180,6 +181,23 @@ impl Exchange {
         let prefill = self.legs.as_ref().map(|legs| &*legs.prefill.state);
         let jitter = Rng::new(self.seed ^ now.0).next_u64();
         let ejections = pairs.report(prefill, charges.decode.pod(), verdicts, &self.world.knobs.ejection, now, jitter);
+        let decode = charges.decode.pod();
+        let tell = |finding| {
+            if let Some(model) = &self.record.model {
+                self.world.plane.tell(model, finding);
+            }
+        };
+        if let Some(prefill) = prefill {
+            if ejections.prefill.is_some() {
+                tell(Finding::PodFails { pod: prefill.id });
+            }
+            if ejections.pair.is_some() {
+                tell(Finding::PairFails { prefill: prefill.id, decode: decode.id });
+            }
+        }
+        if ejections.decode.is_some() {
+            tell(Finding::PodFails { pod: decode.id });
+        }
         let named = [
             (ejections.prefill, "pod", self.record.prefill_pod.as_ref()),
             (ejections.decode, "pod", self.record.target_pod.as_ref()),

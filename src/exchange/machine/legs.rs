@@ -29,6 +29,7 @@ use crate::rng::Rng;
 use crate::routing::{
     self, Context, Decision, DecisionRecord, PromptLength, RequestFacts, RoutingError, SingleReason, Strategy, Target,
 };
+use crate::state::findings::{Finding, MAX_TOLD_BLOCKS};
 use crate::telemetry::{DecisionEssentials, PrefillStage};
 
 /// What the token ledgers count as one token, bytes of the request body (the PD document, "Token Load Scoring Policy").
@@ -201,7 +202,15 @@ impl Exchange {
         }
         // Opaque to us, so it need not be text.
         let key = self.head.as_ref()?.headers.get("x-aibrix-session-key")?.as_bytes().trim_ascii();
-        self.world.sessions.grow(&model.name, key, prompt_tokens, plan.knobs.token_load_session_ttl, now)
+        let ttl = plan.knobs.token_load_session_ttl;
+        let (plane, sessions) = (&self.world.plane, &self.world.sessions);
+        if plane.tells()
+            && !ttl.is_zero()
+            && let Some(session) = sessions.hash(&model.name, key)
+        {
+            plane.tell(&model.name, Finding::Session { session, tokens: prompt_tokens });
+        }
+        sessions.grow(&model.name, key, prompt_tokens, ttl, now)
     }
 
     pub(super) fn start_legs(
@@ -220,7 +229,7 @@ impl Exchange {
             Target::Single { pod, reason } => {
                 self.record.single_reason = (*reason != SingleReason::Strategy).then(|| reason.name());
                 if decision.strategy.looks_prefixes_up() {
-                    self.offer_prefix(pod, &asked.prepared.hashes);
+                    self.offer_prefix(pod, &asked.prepared.hashes, decision.prefix_match_pct);
                 }
                 let body = engines::plain_body(&asked.body, Some(pod.spec.engine));
                 self.asked = Some(asked);
@@ -237,7 +246,7 @@ impl Exchange {
                 self.record.prefill_pod = Some(Arc::clone(&prefill.state.labels));
                 self.aim_at(decode);
                 self.world.metrics.selected_pair(&prefill.state.labels, &decode.state.labels);
-                self.offer_prefix(prefill, &asked.prepared.hashes);
+                self.offer_prefix(prefill, &asked.prepared.hashes, decision.prefix_match_pct);
                 let knobs = &asked.plan.knobs;
                 let connector = prefill.spec.kv_connector.unwrap_or(knobs.kv_connector);
                 let protocol = Protocol::of(prefill.spec.engine, connector, knobs.trt_generation_first);
@@ -352,8 +361,13 @@ impl Exchange {
     }
 
     /// Tells the index that the pod is about to have this prompt in its cache.
-    fn offer_prefix(&self, pod: &Pod, hashes: &[u64]) {
+    fn offer_prefix(&self, pod: &Pod, hashes: &[u64], known: Option<u8>) {
         if !hashes.is_empty() {
+            // What the pod holds already, everybody has been told.
+            if self.world.plane.tells() && known.is_none_or(|percent| percent < 100) {
+                let blocks = hashes.iter().take(MAX_TOLD_BLOCKS).copied().collect();
+                self.world.plane.tell(&pod.spec.model, Finding::Prefix { pod: pod.state.id, blocks });
+            }
             self.world.prefix.offer(PrefixUpdate {
                 model: Arc::from(&*pod.spec.model),
                 hashes: Arc::from(hashes),

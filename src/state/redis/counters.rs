@@ -1,4 +1,4 @@
-//! Request-rate limits and session sizes.
+//! Request-rate limits.
 
 use std::time::Duration;
 
@@ -65,22 +65,6 @@ impl Plane {
         let fields: Vec<u64> = fields.iter().filter_map(Value::as_u64).collect();
         let [granted, window, charged, left] = fields[..] else { return Err(unreadable()) };
         Ok(Rate { granted: granted == 1, window, charged, ends_in: Duration::from_millis(left) })
-    }
-
-    /// Notes the size of a session's prompt in tokens, and returns that of the one before, if it was less than `ttl` ago.
-    pub async fn session(
-        &self,
-        keys: &ModelKeys,
-        session: &str,
-        tokens: u64,
-        ttl: Duration,
-        deadline: Duration,
-    ) -> Result<Option<u64>, RedisError> {
-        let arguments = [tokens.to_string().into_bytes(), ttl.as_millis().max(1).to_string().into_bytes()];
-        match self.call(scripts::SESSION, &[&keys.session(session)], &arguments, deadline).await? {
-            Value::Null => Ok(None),
-            value => value.as_u64().map(Some).ok_or_else(unreadable),
-        }
     }
 }
 

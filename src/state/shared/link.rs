@@ -43,6 +43,8 @@ const UNSPREAD: u32 = 244_002_641;
 pub(super) struct ClaimRequest {
     pub(super) order: ClaimOrder,
     pub(super) answer: oneshot::Sender<Claimed>,
+    /// It was made before, and a later call came first.
+    pub(super) repeated: bool,
 }
 
 /// Announcements were missed.
@@ -79,7 +81,7 @@ pub(super) struct Inbox {
 enum Back {
     Sync { reply: Result<SyncReply, RedisError>, sent: Tick, selections: u64 },
     Reap { call: ReapCall, reply: Result<ReapReply, RedisError> },
-    Claim { sequence: u64, reply: Result<ClaimReply, RedisError>, answer: oneshot::Sender<Claimed>, selections: u64 },
+    Claim { sequence: u64, reply: Result<ClaimReply, RedisError>, request: ClaimRequest, selections: u64 },
 }
 
 /// See the module.
@@ -267,10 +269,10 @@ impl Link {
 
     /// The charge is in the pods' cells already; now the plane is asked whether it stands.
     fn start_claim(&mut self, request: ClaimRequest) {
-        let ClaimRequest { order, answer } = request;
+        let order = &request.order;
         let now = self.terms.clock.now();
         let Some(fleet_now) = self.ledger.clock().ms_at(now) else {
-            self.fall_back(ClaimFallback::NotMember, answer);
+            self.fall_back(ClaimFallback::NotMember, request.answer);
             return;
         };
         let mut shares = Vec::with_capacity(order.pods.len());
@@ -280,7 +282,7 @@ impl Link {
         }
         let rested_on = order.pods.iter().map(|pod| pod.id).collect();
         let Some(call) = self.ledger.start_claim(&shares, rested_on, order.since, now) else {
-            self.fall_back(ClaimFallback::NotMember, answer);
+            self.fall_back(ClaimFallback::NotMember, request.answer);
             return;
         };
         let (plane, keys, deadline) = (self.plane.clone(), Arc::clone(&self.keys), self.terms.claim_deadline);
@@ -288,7 +290,7 @@ impl Link {
         self.calls.push(
             async move {
                 let reply = plane.claim(&keys, &call, deadline).await;
-                Back::Claim { sequence: call.sequence, reply, answer, selections }
+                Back::Claim { sequence: call.sequence, reply, request, selections }
             }
             .boxed(),
         );
@@ -308,16 +310,20 @@ impl Link {
                 self.reaping = false;
                 self.ledger.finish_reap(&call, reply.ok(), now);
             }
-            Back::Claim { sequence, reply, answer, selections } => match reply {
+            Back::Claim { sequence, reply, request, selections } => match reply {
                 Ok(reply) => {
                     self.breaker.answered();
                     let (claimed, changes) = self.ledger.finish_claim(sequence, &reply, now);
                     self.apply(changes, selections, now);
                     match claimed {
-                        Claimed::Unsure => self.fall_back(ClaimFallback::Overtaken, answer),
+                        // A server that had to be sent a script anew takes calls in another order.
+                        Claimed::Unsure if !request.repeated => {
+                            self.start_claim(ClaimRequest { repeated: true, ..request });
+                        }
+                        Claimed::Unsure => self.fall_back(ClaimFallback::Overtaken, request.answer),
                         claimed => {
                             self.terms.metrics.claimed(claimed == Claimed::Granted);
-                            let _ = answer.send(claimed);
+                            let _ = request.answer.send(claimed);
                         }
                     }
                 }
@@ -325,8 +331,8 @@ impl Link {
                     self.ledger.fail_claim(sequence);
                     let why = if error == RedisError::Late { ClaimFallback::Late } else { ClaimFallback::Failed };
                     // Who waited for the whole deadline has counted that already.
-                    if !answer.is_closed() {
-                        self.fall_back(why, answer);
+                    if !request.answer.is_closed() {
+                        self.fall_back(why, request.answer);
                     }
                     if self.breaker.missed() {
                         self.terms.metrics.claims_stopped();

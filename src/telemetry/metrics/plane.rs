@@ -123,6 +123,9 @@ impl Metrics {
         for outcome in ["done", "late", "failed"] {
             self.series(Metric::PlaneSyncs, &[outcome]);
         }
+        for direction in ["told", "heard"] {
+            self.series(Metric::Findings, &[direction]);
+        }
         for outcome in ["granted", "again"] {
             self.series(Metric::Claims, &[outcome]);
         }
@@ -140,6 +143,21 @@ impl Metrics {
         };
         self.count(Metric::PlaneSyncs, &[outcome], 1);
         self.plane.sync.observe(took.as_secs_f64());
+    }
+
+    /// So many findings were told to other replicas.
+    pub fn findings_told(&self, count: u64) {
+        self.count(Metric::Findings, &["told"], count);
+    }
+
+    /// So many findings of other replicas were heard.
+    pub fn findings_heard(&self, count: u64) {
+        self.count(Metric::Findings, &["heard"], count);
+    }
+
+    /// So many findings were lost.
+    pub fn findings_dropped(&self, count: u64) {
+        self.count(Metric::FindingsDropped, &[], count);
     }
 
     /// A claim was answered: granted, or to be decided again.

@@ -3,6 +3,7 @@
 mod calls;
 mod cost;
 mod exactness;
+mod findings;
 mod model;
 mod replicas;
 mod resp;

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use tandem::clock::Clock;
 use tandem::fleet::{Engine, Fleet, Model, PodKey, PodSpec, PodState, Role, Snapshot, build};
-use tandem::knobs::{Grade, PlaneKnobs};
-use tandem::load::LoadView;
+use tandem::knobs::{Ejection, Grade, PlaneKnobs, PrefixKnobs, Tokenizer};
+use tandem::load::{LoadView, Sessions};
+use tandem::prefix::PrefixIndex;
 use tandem::state::plane::{ModelStatus, StatePlane};
 use tandem::state::redis::{Plane, RedisConfig};
-use tandem::state::shared::{SharedPlane, Surroundings};
+use tandem::state::shared::{Listeners, SharedPlane, Surroundings};
 use tandem::telemetry::Metrics;
 use tokio::sync::watch;
 
@@ -53,7 +54,8 @@ pub struct Replica {
     pub plane: SharedPlane,
     pub fleet: Arc<Fleet>,
     pub clock: Clock,
-    pub metrics: Arc<Metrics>,
+    pub prefix: Arc<PrefixIndex>,
+    pub sessions: Arc<Sessions>,
     snapshots: watch::Sender<u64>,
     slots: u32,
 }
@@ -73,11 +75,30 @@ impl Replica {
         let mut slots = 0;
         fleet.store(build(&Snapshot::default(), specs, &mut slots));
         let (snapshots, watched) = watch::channel(1);
-        let around =
-            Surroundings { fleet: Arc::clone(&fleet), snapshots: watched, metrics: Arc::clone(&metrics), clock, seed };
+        let prefix = Arc::new(PrefixIndex::new(&PrefixKnobs {
+            tokenizer: Tokenizer::Character,
+            block_size: 128,
+            hash_seed: None,
+            budget_bytes: 1 << 20,
+            max_blocks: None,
+            max_idle: Duration::from_secs(60),
+        }));
+        let sessions = Arc::new(Sessions::new(1_000, 0));
+        let around = Surroundings {
+            fleet: Arc::clone(&fleet),
+            snapshots: watched,
+            metrics,
+            clock,
+            listeners: Listeners {
+                prefix: Arc::clone(&prefix),
+                sessions: Arc::clone(&sessions),
+                ejection: Ejection::default(),
+            },
+            seed,
+        };
         let plane =
             SharedPlane::start(Plane::connect(config).expect("a plane"), config, knobs, around).expect("shared");
-        Replica { plane, fleet, clock, metrics, snapshots, slots }
+        Replica { plane, fleet, clock, prefix, sessions, snapshots, slots }
     }
 
     /// Replaces the pods.

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tandem::knobs::Grade;
 use tandem::load::{DecodeCharge, Peers, PrefillCharge};
-use tandem::prefix::PrefixIndex;
 use tandem::rng::Rng;
 use tandem::routing::{self, Affinity, Context, PromptLength, RequestFacts, Splittable, Strategy};
 use tandem::state::plane::{ClaimOrder, Claimed, StatePlane};
@@ -102,7 +101,6 @@ async fn work_on_pods_that_are_discovered_later_is_there_when_they_are() {
 async fn claimed(replica: &Replica, seed: u64) -> (String, routing::Charges, u32) {
     let model = replica.model("m");
     let knobs = tandem::knobs::PdKnobs::default();
-    let prefix = PrefixIndex::new(&tandem::knobs::PrefixKnobs { budget_bytes: 0, ..prefix_knobs() });
     let facts = RequestFacts {
         length: PromptLength::Unknown,
         hashes: &[],
@@ -121,7 +119,7 @@ async fn claimed(replica: &Replica, seed: u64) -> (String, routing::Charges, u32
             now: replica.clock.now(),
             seed: seed + u64::from(tries),
             max_metric_age: Duration::from_secs(5),
-            prefix: &prefix,
+            prefix: &replica.prefix,
             peers: Peers::ALONE,
         };
         let (decision, charges) =
@@ -136,17 +134,6 @@ async fn claimed(replica: &Replica, seed: u64) -> (String, routing::Charges, u32
         }
     }
     unreachable!("claims end")
-}
-
-fn prefix_knobs() -> tandem::knobs::PrefixKnobs {
-    tandem::knobs::PrefixKnobs {
-        tokenizer: tandem::knobs::Tokenizer::Character,
-        block_size: 128,
-        hash_seed: None,
-        budget_bytes: 0,
-        max_blocks: None,
-        max_idle: Duration::from_secs(60),
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
