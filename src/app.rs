@@ -1,5 +1,7 @@
 //! The composition root: builds everything, passes it in, spawns into task trackers, stops in order.
 
+mod redis;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,6 +26,8 @@ use crate::knobs::{Knobs, PdKnobs, Report};
 use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
 use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
+use crate::state::limits::{LimitParts, SharedLimits};
+use crate::state::redis::Plane;
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
 
 /// HTTP/2 flow-control window of one ext_proc stream, bytes: a 1 MiB prompt arrives without waiting for a round trip.
@@ -97,6 +101,7 @@ pub struct Gateway {
     stop_accepting: CancellationToken,
     stops: Stops,
     stop_background: CancellationToken,
+    plane: Option<Plane>,
 }
 
 impl Gateway {
@@ -124,13 +129,29 @@ impl Gateway {
 
         let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
         let world = World::new(Arc::clone(&knobs), Arc::clone(&fleet), Arc::clone(&metrics), hash_seed);
-        let world = Arc::new(world.at_epoch_ms(clock.epoch_ms()));
+        let exchanges = TaskTracker::new();
+        let mut world = world.at_epoch_ms(clock.epoch_ms());
+        let target = knobs.plane.redis.as_ref();
+        let plane = target.map(|target| anyhow::Ok(Plane::connect(&redis::redis_config(target)?)?)).transpose()?;
+        if let Some(plane) = &plane {
+            let parts = LimitParts {
+                fallback: knobs.plane.rate_fallback,
+                wait: knobs.plane.rate_wait,
+                replica: uuid::Uuid::new_v4().to_string(),
+                clock,
+                metrics: Arc::clone(&metrics),
+                tasks: exchanges.clone(),
+            };
+            let limits = SharedLimits::new(plane.clone(), parts);
+            background.spawn(Arc::clone(&limits).keep_census(stop_background.clone()));
+            world = world.with_limits(limits);
+        }
+        let world = Arc::new(world);
         let prefix = Arc::clone(&world.prefix);
         let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
         let readiness = Arc::new(Readiness::default());
         discover(&options.source, &builder, &knobs, &background, &stop_background).await?;
 
-        let exchanges = TaskTracker::new();
         let (stop_accepting, stops) = (CancellationToken::new(), Stops::default());
         let seeds = Seeds::new(uuid::Uuid::new_v4().as_u64_pair().0);
         let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
@@ -216,6 +237,7 @@ impl Gateway {
             stop_accepting,
             stops,
             stop_background,
+            plane,
         })
     }
 
@@ -258,6 +280,9 @@ impl Gateway {
         self.background.close();
         // A connection that Envoy keeps open without a stream must not hold the process.
         let _ = tokio::time::timeout(CUT_GRACE, self.background.wait()).await;
+        if let Some(plane) = &self.plane {
+            plane.close().await;
+        }
         tracing::info!("stopped");
     }
 }

@@ -27,6 +27,7 @@ use crate::engines::leg::{EngineClient, LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, Lookups};
 use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
+use crate::state::limits::LimitVerdict;
 use crate::telemetry::{PrefillLeg, Tracer, request_id};
 use trace::Spans;
 
@@ -122,6 +123,7 @@ impl Driver {
         let mut spans = Spans::default();
         let mut prefill: Pending<LegOutcome> = None;
         let mut prepare: Pending<Prepared> = None;
+        let mut charge: Pending<LimitVerdict> = None;
         let mut lookup: Pending<Result<Arc<LookedUp>, LookupError>> = None;
         let mut delivery: Option<BoxFuture<'static, ()>> = None;
         let mut effects = Vec::with_capacity(4);
@@ -136,6 +138,7 @@ impl Driver {
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
+                verdict = arrived(&mut charge) => Incoming::Event(Event::LimitsCharged(verdict)),
                 found = arrived(&mut lookup) => Incoming::Event(Event::LookedUp(found)),
                 () = until(deadline) => Incoming::Event(Event::Timer),
                 () = self.stops.idle.cancelled(), if !exchange.begun() => Incoming::Event(Event::Shutdown),
@@ -172,6 +175,10 @@ impl Driver {
                         replace_trace_headers(&mut call.headers, &add);
                         let client = self.client.clone();
                         prefill = Some(Box::pin(async move { client.prefill(*call).await }));
+                    }
+                    Effect::ChargeLimits(call) => {
+                        let limits = self.world.limits.clone();
+                        charge = limits.map(|limits| Box::pin(async move { limits.charge(*call).await }) as _);
                     }
                     Effect::LookUp(call) => {
                         let (lookups, clock) = (Arc::clone(&self.lookups), self.clock);

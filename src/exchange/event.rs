@@ -10,6 +10,7 @@ use super::{PrepareJob, Prepared};
 use crate::engines::leg::{LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, LookupKey, LookupKind};
 use crate::error::ApiError;
+use crate::state::limits::{LimitCall, LimitVerdict};
 use crate::telemetry::{AbortTrigger, PrefillLeg, RequestRecord};
 
 /// Which adapter drives the machine: they differ in who reaches the decode pod.
@@ -74,6 +75,8 @@ pub enum Event {
     },
     /// [`Effect::Prepare`] is done.
     Prepared(Prepared),
+    /// [`Effect::ChargeLimits`] is done. Dropped unheard, it gives the places back.
+    LimitsCharged(LimitVerdict),
     /// [`Effect::LookUp`] is done.
     LookedUp(Result<Arc<LookedUp>, LookupError>),
     /// The prefill leg ended.
@@ -172,6 +175,9 @@ pub enum Effect {
     },
     /// Compute this off the event loop and come back with [`Event::Prepared`].
     Prepare(Box<PrepareJob>),
+    /// Take places in the limits that replicas share, and come back with [`Event::LimitsCharged`] soon
+    /// (`TANDEM_RATE_LIMIT_WAIT_MS`).
+    ChargeLimits(Box<LimitCall>),
     /// The answer to the body takes up to this long: ask the peer to wait.
     ExtendTimeout(Duration),
     /// Ask the prefill pod, or the cache of what it said, what its dialect needs to know before a leg; come back with

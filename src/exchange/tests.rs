@@ -8,6 +8,7 @@ mod legs;
 mod limits;
 mod orders;
 mod profiles;
+mod shared_limits;
 mod strategies;
 mod tokens;
 
@@ -195,6 +196,7 @@ fn name_of(effect: &Effect) -> &'static str {
     match effect {
         Effect::AcceptHead { .. } => "accept",
         Effect::Prepare(_) => "prepare",
+        Effect::ChargeLimits(_) => "charge",
         Effect::ExtendTimeout(_) => "extend",
         Effect::StartPrefill(_) => "prefill",
         Effect::CancelPrefill => "cancel",
