@@ -164,6 +164,11 @@ impl SharedLimits {
         self.members.load(Ordering::Relaxed)
     }
 
+    /// How long a request waits for its places.
+    pub fn wait(&self) -> Duration {
+        self.parts.wait
+    }
+
     /// Says once a second that this replica lives, and hears how many do, until the stop.
     pub async fn keep_census(self: Arc<Self>, stop: CancellationToken) {
         let mut beat = tokio::time::interval(CENSUS_BEAT);

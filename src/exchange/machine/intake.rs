@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method};
 
-use super::{Admitting, Exchange, Routing, State, Unresolved};
+use super::{Exchange, Routing, State, Unresolved};
 use crate::clock::Tick;
 use crate::engines::{self, Protocol};
 use crate::error::{ApiError, Reason};
@@ -157,10 +157,7 @@ impl Exchange {
         let limited = decided.and_then(|routing| self.limits_of(now, &routing).map(|call| (routing, call)));
         match limited {
             Ok((routing, None)) => self.prepare(now, routing, counted, effects),
-            Ok((routing, Some(call))) => {
-                effects.push(Effect::ChargeLimits(Box::new(call)));
-                State::Admitting(Box::new(Admitting { routing, counted }))
-            }
+            Ok((routing, Some(call))) => self.admit(routing, counted, call, effects),
             Err(error) => self.refuse(now, error, effects),
         }
     }

@@ -11,6 +11,7 @@ use crate::clock::Tick;
 use crate::error::{ApiError, Reason};
 use crate::exchange::event::Effect;
 use crate::request::Endpoint;
+use crate::routing::PromptLength;
 use crate::state::limits::{LimitCall, LimitRefusal, LimitVerdict, MAX_USER_NAME, ModelLimit, Places};
 use crate::telemetry::Outcome;
 
@@ -22,7 +23,26 @@ const TOKENS: HeaderName = HeaderName::from_static("x-update-tpm");
 /// Its value is the message (the reference gateway, section 1.4).
 const USAGE_NOT_ASKED: &str = "x-error-no-stream-options-include-usage";
 
+/// Envoy waits for each reply for 200 ms, unless it is set up otherwise or asked to: a wait that comes near has to be
+/// announced.
+const LONG: Duration = Duration::from_millis(100);
+
 impl Exchange {
+    /// Asks for places, and waits for them.
+    pub(super) fn admit(
+        &mut self,
+        routing: Routing,
+        counted: Option<PromptLength>,
+        call: LimitCall,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        if let Some(wait) = self.world.limits.as_ref().map(|limits| limits.wait()).filter(|wait| *wait > LONG) {
+            self.extend(wait.saturating_add(routing.plan.knobs.prefill_request_timeout), effects);
+        }
+        effects.push(Effect::ChargeLimits(Box::new(call)));
+        State::Admitting(Box::new(Admitting { routing, counted }))
+    }
+
     /// The places that a request needs from all replicas. What this one can give by itself is taken here.
     pub(super) fn limits_of(&mut self, now: Tick, routing: &Routing) -> Result<Option<LimitCall>, ApiError> {
         let Routing { model, plan, .. } = routing;
@@ -75,9 +95,14 @@ impl Exchange {
     }
 
     /// The request is over. Not served: its places are free for another one. A client that leaves while a pod works for it
-    /// has used its place, or hanging up would get around the limit.
+    /// has used its place, or hanging up would get around the limit; and a prefill pod may have had the whole answer.
     pub(super) fn settle_limits(&mut self, outcome: Outcome) {
-        if outcome == Outcome::ClientGone && self.record.timings.prefill_start.is_some() {
+        let served = match outcome {
+            Outcome::Success => true,
+            Outcome::ClientGone => self.record.timings.prefill_start.is_some(),
+            _ => false,
+        };
+        if served {
             self.places.keep();
         }
         if let Some(usage) = self.record.usage {

@@ -16,16 +16,20 @@ const CONFIG: &str = r#"{"profiles": {"default": {"routingStrategy": "pd"},
 
 /// A world whose replica shares limits; nobody is asked here.
 fn sharing() -> Arc<World> {
+    sharing_with(CONFIG, Duration::from_millis(100))
+}
+
+fn sharing_with(config: &str, wait: Duration) -> Arc<World> {
     let plane = Plane::connect(&RedisConfig::from_parts("127.0.0.1", 1, None)).unwrap();
     let parts = LimitParts {
         fallback: RateFallback::Local,
-        wait: Duration::from_secs(1),
+        wait,
         replica: "r".to_owned(),
         clock: Clock::system(),
         metrics: Arc::new(Metrics::new("gateway")),
         tasks: TaskTracker::new(),
     };
-    let specs = profiles::configured(CONFIG);
+    let specs = profiles::configured(config);
     let world = Arc::into_inner(world_with(&specs, |_| {})).unwrap();
     Arc::new(world.with_limits(SharedLimits::new(plane, parts)))
 }
@@ -93,6 +97,18 @@ async fn what_has_a_limit_asks_for_it_and_nothing_else_does() {
     let mut run = Run::new(self::world());
     run.feed(head(&[("user", "alice"), ("routing-strategy", "pd")])).feed(body(BODY));
     assert_eq!(run.names(), ["accept", "extend", "prefill"]);
+}
+
+#[tokio::test]
+async fn a_long_wait_is_announced_together_with_that_for_the_prefill_leg() {
+    let mut run = Run::new(sharing_with(CONFIG, Duration::from_millis(101)));
+    run.feed(head(&[("user", "alice")])).feed(body(BODY));
+    let Some(Effect::ExtendTimeout(time)) = run.effects.get(1) else { panic!("{:?}", run.effects) };
+    assert_eq!(*time, Duration::from_millis(30_101));
+    run.feed(Event::LimitsCharged(Ok(Places::default())));
+    assert_eq!(run.names(), ["accept", "extend", "charge", "prefill"]);
+    run.feed(Event::Gone);
+    run.oracle();
 }
 
 #[tokio::test]
@@ -221,4 +237,25 @@ async fn the_head_of_the_answer_tells_what_the_user_was_charged() {
         run.feed(chunk("{}", true));
         run.oracle();
     }
+}
+
+/// A prefill pod that has the whole answer has served the request, whose place is used.
+#[tokio::test]
+async fn an_answer_without_a_decode_pod_uses_its_place() {
+    let world = sharing();
+    let specs: Vec<PodSpec> = legs::fleet_of(Engine::Trtllm, 1)
+        .into_iter()
+        .zip(profiles::configured(CONFIG))
+        .map(|(pod, configured)| PodSpec { config: configured.config, ..pod })
+        .collect();
+    world.fleet.store(build(&Snapshot::default(), &specs, &mut 0));
+    let window = Arc::new(RateWindow::default());
+    let mut run = admitting(&world);
+    run.feed(place(&window)).feed(legs::answered(
+        200,
+        r#"{"choices":[{"text":"a","finish_reason":"stop","disaggregated_params":{"ctx_request_id":null}}],"prompt_token_ids":[1]}"#,
+    ));
+    assert!(run.names().contains(&"answer"));
+    assert_eq!((run.record().outcome, taken(&window)), (Outcome::Success, 1));
+    run.oracle();
 }

@@ -19,7 +19,8 @@ const CHAT: &str = "/v1/chat/completions";
 /// say who passes.
 async fn replicas(redis: &Redis, count: usize, more: &[(&str, &str)]) -> Sandbox {
     let mut fleet = FleetOptions { replicas: count, envoy: false, ..FleetOptions::default() };
-    let mut env = vec![("REDIS_URL".to_owned(), redis.url()), ("TANDEM_RATE_LIMIT_WAIT_MS".to_owned(), "20000".to_owned())];
+    let mut env =
+        vec![("REDIS_URL".to_owned(), redis.url()), ("TANDEM_RATE_LIMIT_WAIT_MS".to_owned(), "20000".to_owned())];
     env.extend(more.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
     fleet.env = env;
     let pod = |pod: crate::harness::pods::PodManifest| {
@@ -135,7 +136,10 @@ async fn r71_of_500_at_once_over_three_replicas_exactly_60_pass() {
     let seconds: u64 = refused.header("retry-after").parse().expect("seconds");
     assert!((1..=60).contains(&seconds));
     let error = refused.json().await;
-    assert_eq!((&error["error"]["code"], &error["error"]["type"]), (&"rate_limit_exceeded".into(), &"rate_limit_error".into()));
+    assert_eq!(
+        (&error["error"]["code"], &error["error"]["type"]),
+        (&"rate_limit_exceeded".into(), &"rate_limit_error".into())
+    );
     assert_eq!(sum(&sandbox.fleet.tandems, FALLBACKS, &[]).await, 0.0);
     no_key_without_ttl(&redis).await;
     sandbox.close().await;
@@ -153,7 +157,8 @@ async fn a_request_that_is_not_served_gives_its_shared_place_back() {
         assert_eq!(outcome(ask(&fronts[turn % 2], "alice")).await.0, 400, "{turn}");
         let done = (turn + 1) as f64;
         eventually(SOON, "the place is given back", async || {
-            (sum(&sandbox.fleet.tandems, SETTLED, &[("what", "refund"), ("result", "done")]).await == done).then_some(())
+            (sum(&sandbox.fleet.tandems, SETTLED, &[("what", "refund"), ("result", "done")]).await == done)
+                .then_some(())
         })
         .await;
     }

@@ -3,6 +3,7 @@
 mod calls;
 mod cost;
 mod exactness;
+mod late;
 mod limits;
 mod model;
 mod resp;
