@@ -1,6 +1,6 @@
 //! The composition root: builds everything, passes it in, spawns into task trackers, stops in order.
 
-mod redis;
+mod plane;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
 use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
 use crate::state::limits::{LimitParts, SharedLimits};
-use crate::state::redis::Plane;
+use crate::state::shared::Surroundings;
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
 
 /// HTTP/2 flow-control window of one ext_proc stream, bytes: a 1 MiB prompt arrives without waiting for a round trip.
@@ -101,7 +101,6 @@ pub struct Gateway {
     stop_accepting: CancellationToken,
     stops: Stops,
     stop_background: CancellationToken,
-    plane: Option<Plane>,
 }
 
 impl Gateway {
@@ -127,13 +126,22 @@ impl Gateway {
             front: front.as_ref().map(TcpListener::local_addr).transpose()?,
         };
 
-        let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
+        let random = || uuid::Uuid::new_v4().as_u64_pair().0;
+        let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| plane::hash_seed(&knobs.plane, random()));
         let world = World::new(Arc::clone(&knobs), Arc::clone(&fleet), Arc::clone(&metrics), hash_seed);
         let exchanges = TaskTracker::new();
         let mut world = world.at_epoch_ms(clock.epoch_ms());
-        let target = knobs.plane.redis.as_ref();
-        let plane = target.map(|target| anyhow::Ok(Plane::connect(&redis::redis_config(target)?)?)).transpose()?;
-        if let Some(plane) = &plane {
+        let prefix = Arc::clone(&world.prefix);
+        let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
+        let redis = plane::connect(&knobs.plane)?;
+        let around = Surroundings {
+            fleet: Arc::clone(&fleet),
+            snapshots: builder.subscribe(),
+            metrics: Arc::clone(&metrics),
+            clock,
+            seed: random(),
+        };
+        if let Some((connection, _)) = &redis {
             let parts = LimitParts {
                 fallback: knobs.plane.rate_fallback,
                 wait: knobs.plane.rate_wait,
@@ -142,18 +150,16 @@ impl Gateway {
                 metrics: Arc::clone(&metrics),
                 tasks: exchanges.clone(),
             };
-            let limits = SharedLimits::new(plane.clone(), parts);
+            let limits = SharedLimits::new(connection.clone(), parts);
             background.spawn(Arc::clone(&limits).keep_census(stop_background.clone()));
             world = world.with_limits(limits);
         }
-        let world = Arc::new(world);
-        let prefix = Arc::clone(&world.prefix);
-        let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
+        let world = Arc::new(world.with_plane(plane::start(redis.as_ref(), &knobs.plane, around)?));
         let readiness = Arc::new(Readiness::default());
         discover(&options.source, &builder, &knobs, &background, &stop_background).await?;
 
         let (stop_accepting, stops) = (CancellationToken::new(), Stops::default());
-        let seeds = Seeds::new(uuid::Uuid::new_v4().as_u64_pair().0);
+        let seeds = Seeds::new(random());
         let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
         let driver = Arc::new(Driver::new(Arc::clone(&world), clock, seeds, tracer, exchanges.clone(), stops.clone()));
 
@@ -166,7 +172,7 @@ impl Gateway {
             pages: HttpPages::new(&knobs.scrape),
             observer: CountScrapes(Arc::clone(&metrics)),
             clock,
-            seed: uuid::Uuid::new_v4().as_u64_pair().0,
+            seed: random(),
         });
         scrape::start(scraper, Arc::clone(&fleet), builder.subscribe(), &background, stop_background.clone());
 
@@ -181,6 +187,7 @@ impl Gateway {
             report: Arc::new(report),
             clock,
             max_metric_age: knobs.scrape.max_age,
+            plane: Arc::clone(&world.plane),
             before_metrics: Arc::new(move |metrics| {
                 metrics.set_buffered_bytes(held.buffered.used() as u64);
                 metrics.set_sessions(held.sessions.len() as u64);
@@ -237,7 +244,6 @@ impl Gateway {
             stop_accepting,
             stops,
             stop_background,
-            plane,
         })
     }
 
@@ -276,13 +282,15 @@ impl Gateway {
             self.stops.cut.cancel();
             let _ = tokio::time::timeout(CUT_GRACE, self.exchanges.wait()).await;
         }
+        if let Some(limits) = &self.world.limits {
+            limits.leave().await;
+        }
+        // This closes the connection.
+        self.world.plane.leave().await;
         self.stop_background.cancel();
         self.background.close();
         // A connection that Envoy keeps open without a stream must not hold the process.
         let _ = tokio::time::timeout(CUT_GRACE, self.background.wait()).await;
-        if let Some(plane) = &self.plane {
-            plane.close().await;
-        }
         tracing::info!("stopped");
     }
 }

@@ -28,6 +28,7 @@ use crate::engines::lookup::{LookedUp, LookupError, Lookups};
 use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
 use crate::state::limits::LimitVerdict;
+use crate::state::plane::Claimed;
 use crate::telemetry::{PrefillLeg, Tracer, request_id};
 use trace::Spans;
 
@@ -125,6 +126,7 @@ impl Driver {
         let mut prepare: Pending<Prepared> = None;
         let mut charge: Pending<LimitVerdict> = None;
         let mut lookup: Pending<Result<Arc<LookedUp>, LookupError>> = None;
+        let mut claim: Pending<Claimed> = None;
         let mut delivery: Option<BoxFuture<'static, ()>> = None;
         let mut effects = Vec::with_capacity(4);
         // A token of its own: thousands of tasks that look at one would share its lock.
@@ -139,6 +141,7 @@ impl Driver {
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
                 verdict = arrived(&mut charge) => Incoming::Event(Event::LimitsCharged(verdict)),
+                claimed = arrived(&mut claim) => Incoming::Event(Event::Claimed(claimed)),
                 found = arrived(&mut lookup) => Incoming::Event(Event::LookedUp(found)),
                 () = until(deadline) => Incoming::Event(Event::Timer),
                 () = self.stops.idle.cancelled(), if !exchange.begun() => Incoming::Event(Event::Shutdown),
@@ -180,6 +183,7 @@ impl Driver {
                         let limits = self.world.limits.clone();
                         charge = limits.map(|limits| Box::pin(async move { limits.charge(*call).await }) as _);
                     }
+                    Effect::Claim(order) => claim = Some(self.world.plane.claim(*order)),
                     Effect::LookUp(call) => {
                         let (lookups, clock) = (Arc::clone(&self.lookups), self.clock);
                         lookup = Some(Box::pin(async move { lookups.get(call.key, call.kind, clock.now()).await }));

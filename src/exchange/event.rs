@@ -11,6 +11,7 @@ use crate::engines::leg::{LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, LookupKey, LookupKind};
 use crate::error::ApiError;
 use crate::state::limits::{LimitCall, LimitVerdict};
+use crate::state::plane::{ClaimOrder, Claimed};
 use crate::telemetry::{AbortTrigger, PrefillLeg, RequestRecord};
 
 /// Which adapter drives the machine: they differ in who reaches the decode pod.
@@ -77,6 +78,8 @@ pub enum Event {
     Prepared(Prepared),
     /// [`Effect::ChargeLimits`] is done. Dropped unheard, it gives the places back.
     LimitsCharged(LimitVerdict),
+    /// [`Effect::Claim`] is done.
+    Claimed(Claimed),
     /// [`Effect::LookUp`] is done.
     LookedUp(Result<Arc<LookedUp>, LookupError>),
     /// The prefill leg ended.
@@ -180,6 +183,8 @@ pub enum Effect {
     ChargeLimits(Box<LimitCall>),
     /// The answer to the body takes up to this long: ask the peer to wait.
     ExtendTimeout(Duration),
+    /// Commit in the state plane what was charged, and come back with [`Event::Claimed`].
+    Claim(Box<ClaimOrder>),
     /// Ask the prefill pod, or the cache of what it said, what its dialect needs to know before a leg; come back with
     /// [`Event::LookedUp`].
     LookUp(Box<LookupCall>),

@@ -2,6 +2,7 @@
 
 mod again;
 mod answering;
+mod claiming;
 mod ending;
 mod intake;
 mod legs;
@@ -32,6 +33,7 @@ use crate::request::{Endpoint, ParsedBody};
 use crate::routing::{Charges, PromptLength};
 use crate::state::limits::Places;
 use crate::telemetry::{InFlight, Limit, Outcome, PrefillLeg, RequestRecord, Timings};
+use claiming::{Claiming, Claims};
 use ending::Faults;
 use watchdog::Watchdog;
 
@@ -48,6 +50,7 @@ enum State {
     Resolving(Box<Unresolved>),
     Admitting(Box<Admitting>),
     Preparing(Box<Routing>),
+    Claiming(Box<Claiming>),
     LookingUp(Box<Legs>),
     Prefilling(Box<Prefilling>),
     AwaitAnswer,
@@ -142,6 +145,7 @@ pub struct Exchange {
     extended: bool,
     /// What another selection would need; gone as soon as there can be none.
     asked: Option<Box<Asked>>,
+    claims: Claims,
     /// The request has started over once.
     retried: bool,
     /// The pod that it must not go to again: its slot.
@@ -206,6 +210,7 @@ impl Exchange {
             answer_headers: HeaderMap::new(),
             extended: false,
             asked: None,
+            claims: Claims::default(),
             retried: false,
             avoid: None,
             legs: None,
@@ -297,6 +302,7 @@ impl Exchange {
                 self.on_limits(now, *admitting, verdict, effects)
             }
             (State::Preparing(routing), Event::Prepared(prepared)) => self.route(now, *routing, prepared, effects),
+            (State::Claiming(claiming), Event::Claimed(claimed)) => self.on_claimed(now, *claiming, claimed, effects),
             (State::LookingUp(legs), Event::LookedUp(found)) => self.on_looked_up(now, *legs, found, effects),
             (State::Prefilling(prefilling), Event::Prefill(outcome)) => {
                 self.on_prefill(now, *prefilling, &outcome, effects)
@@ -372,6 +378,7 @@ impl Exchange {
                 | Event::Prepared(_)
                 | Event::LimitsCharged(_)
                 | Event::LookedUp(_)
+                | Event::Claimed(_)
                 | Event::DecodeFailed { .. }
                 | Event::BodyTimeout,
             ) => state,
@@ -379,6 +386,7 @@ impl Exchange {
                 State::Resolving(_)
                 | State::Admitting(_)
                 | State::Preparing(_)
+                | State::Claiming(_)
                 | State::LookingUp(_)
                 | State::Prefilling(_),
                 Event::Body { data, .. },

@@ -6,7 +6,7 @@
 //! that the request charged is released.
 //!
 //! ```text
-//! AwaitHead ─▶ AwaitBody ─▶ Resolving ─▶ Admitting ─▶ Preparing ─▶ LookingUp ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
+//! AwaitHead ─▶ AwaitBody ─▶ Resolving ─▶ Admitting ─▶ Preparing ─▶ Claiming ─▶ LookingUp ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
 //!                  │  (no count, no shared limit) ──────▲ │ (nothing to ask) ────────▲             ▲              │
 //!                  │                                      │  (no prefill leg, or both legs at once) ┘              │
 //!                  └────────────┴────────────┴────────────┴── refused, cancelled ──────────────────────────────────┴──▶ Ended

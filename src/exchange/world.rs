@@ -12,6 +12,7 @@ use crate::load::{Ledger, Sessions, SweepReason};
 use crate::prefix::PrefixIndex;
 use crate::routing::Journal;
 use crate::state::limits::SharedLimits;
+use crate::state::plane::{LocalPlane, StatePlane};
 use crate::telemetry::Metrics;
 
 /// What every exchange of a replica shares. All of it can be used without waiting.
@@ -46,6 +47,8 @@ pub struct World {
     /// Request-rate limits that replicas share; without them this one counts its models' requests alone, and users are
     /// not limited.
     pub limits: Option<Arc<SharedLimits>>,
+    /// What this replica shares with others.
+    pub plane: Arc<dyn StatePlane>,
 }
 
 impl World {
@@ -65,6 +68,7 @@ impl World {
             snowflake: Snowflake::new(knobs.trt_machine_id),
             epoch_ms: 0,
             limits: None,
+            plane: Arc::new(LocalPlane),
             knobs,
         }
     }
@@ -81,6 +85,13 @@ impl World {
     #[must_use]
     pub fn with_limits(mut self, limits: Arc<SharedLimits>) -> World {
         self.limits = Some(limits);
+        self
+    }
+
+    /// Shares by this plane.
+    #[must_use]
+    pub fn with_plane(mut self, plane: Arc<dyn StatePlane>) -> World {
+        self.plane = plane;
         self
     }
 

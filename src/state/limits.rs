@@ -133,6 +133,8 @@ pub struct SharedLimits {
     paused_until: AtomicU64,
     /// The last request had to do without Redis.
     alone: AtomicBool,
+    /// The census is over.
+    leaving: CancellationToken,
 }
 
 /// The answer to a charge.
@@ -155,6 +157,7 @@ impl SharedLimits {
             misses: AtomicU32::new(0),
             paused_until: AtomicU64::new(0),
             alone: AtomicBool::new(false),
+            leaving: CancellationToken::new(),
         })
     }
 
@@ -185,8 +188,13 @@ impl SharedLimits {
         tokio::select! {
             () = count => {}
             () = stop.cancelled() => {}
+            () = self.leaving.cancelled() => {}
         }
-        // If it does not arrive, the lease ends.
+    }
+
+    /// Ends that, and says goodbye. If it does not arrive, the lease ends.
+    pub async fn leave(&self) {
+        self.leaving.cancel();
         let _ = self.plane.census(&self.parts.replica, Duration::ZERO, CALL).await;
     }
 

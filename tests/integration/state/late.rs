@@ -82,11 +82,10 @@ async fn r71_a_place_that_comes_too_late_goes_back() {
     drop((first, second));
     assert_eq!(taken(&redis, &tasks).await, "1");
     // How many replicas there are is known as soon as Redis says so.
-    let stop = tokio_util::sync::CancellationToken::new();
-    let census = tokio::spawn(Arc::clone(&patient).keep_census(stop.clone()));
+    let census = tokio::spawn(Arc::clone(&patient).keep_census(tokio_util::sync::CancellationToken::new()));
     redis.command(&["ZADD", "tandem:census1", "9999999999999", "another", "1", "dead"]).await;
     eventually(SOON, "two live", async || (patient.members() == 2).then_some(())).await;
-    stop.cancel();
+    patient.leave().await;
     within("the end of the census", census).await.expect("no panic");
     assert_eq!(redis.command(&["ZRANGE", "tandem:census1", "0", "-1"]).await, "*1", "one has left, one was dead");
     plane.close().await;
