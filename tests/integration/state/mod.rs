@@ -6,5 +6,7 @@ mod exactness;
 mod late;
 mod limits;
 mod model;
+mod replicas;
 mod resp;
+mod shared;
 mod world;
