@@ -14,6 +14,8 @@ use crate::harness::tandem::Tandem;
 use crate::harness::{SOON, eventually};
 
 const CHAT: &str = "/v1/chat/completions";
+/// Where replicas are counted.
+const CENSUS: &str = "tandem:census1";
 
 /// Replicas that share one Redis, without Envoy. On a busy machine a request may wait for long: it is for the server to
 /// say who passes.
@@ -30,10 +32,11 @@ async fn replicas(redis: &Redis, count: usize, more: &[(&str, &str)]) -> Sandbox
         }}))
     };
     let sandbox = Sandbox::start(SandboxOptions { fleet, pod, ..SandboxOptions::default() }).await;
-    for tandem in &sandbox.fleet.tandems {
-        // The first call finds a connection.
-        tandem.wait_ready().await;
-    }
+    // Before a replica is connected, its limits are as if Redis were gone. Who is counted has been heard.
+    eventually(SOON, "every replica is connected", async || {
+        (redis.command(&["ZCARD", CENSUS]).await == format!(":{count}")).then_some(())
+    })
+    .await;
     sandbox
 }
 
@@ -87,13 +90,8 @@ async fn minute_with(redis: &Redis, room: Duration) {
     }
 }
 
-/// All replicas have heard of one another.
-async fn counted(redis: &Redis, members: usize) {
-    eventually(SOON, "every replica counts", async || {
-        (redis.command(&["ZCARD", "tandem:census1"]).await == format!(":{members}")).then_some(())
-    })
-    .await;
-    // Each hears the number with its next beat.
+/// All replicas have heard of one another: a beat after the last of them was counted.
+async fn introduced() {
     tokio::time::sleep(Duration::from_millis(2_500)).await;
 }
 
@@ -236,7 +234,7 @@ async fn after_the_end_of_redis(fallback: &str) {
     for front in &fronts {
         assert_eq!(outcome(ask(front, "alice")).await.0, 200);
     }
-    counted(&redis, 3).await;
+    introduced().await;
     redis.process().kill();
     let tandems = &sandbox.fleet.tandems;
     let action = [("limit", "user"), ("action", fallback)];
