@@ -90,9 +90,18 @@ async fn minute_with(redis: &Redis, room: Duration) {
     }
 }
 
-/// All replicas have heard of one another: a beat after the last of them was counted.
-async fn introduced() {
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
+/// All replicas, who are all counted by now, have heard of one another: each was answered once more.
+async fn introduced(redis: &Redis, count: usize) {
+    let script = "local t = redis.call('TIME') return string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000))";
+    let now: u64 = redis.command(&["EVAL", script, "0"]).await.parse().expect("a time in ms");
+    // With the second answer after now the first has certainly been taken in.
+    for after in [now, now + 1_000] {
+        let after = format!("({after}");
+        eventually(SOON, "every replica is answered", async || {
+            (redis.command(&["ZCOUNT", CENSUS, &after, "+inf"]).await == format!(":{count}")).then_some(())
+        })
+        .await;
+    }
 }
 
 async fn no_key_without_ttl(redis: &Redis) {
@@ -234,7 +243,7 @@ async fn after_the_end_of_redis(fallback: &str) {
     for front in &fronts {
         assert_eq!(outcome(ask(front, "alice")).await.0, 200);
     }
-    introduced().await;
+    introduced(&redis, 3).await;
     redis.process().kill();
     let tandems = &sandbox.fleet.tandems;
     let action = [("limit", "user"), ("action", fallback)];
