@@ -26,6 +26,7 @@ use crate::knobs::{Knobs, PdKnobs, Report};
 use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
 use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
+use crate::state::limits::{LimitParts, SharedLimits};
 use crate::state::shared::{Listeners, Surroundings};
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
 
@@ -128,7 +129,8 @@ impl Gateway {
         let random = || uuid::Uuid::new_v4().as_u64_pair().0;
         let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| plane::hash_seed(&knobs.plane, random()));
         let world = World::new(Arc::clone(&knobs), Arc::clone(&fleet), Arc::clone(&metrics), hash_seed);
-        let world = world.at_epoch_ms(clock.epoch_ms());
+        let exchanges = TaskTracker::new();
+        let mut world = world.at_epoch_ms(clock.epoch_ms());
         let prefix = Arc::clone(&world.prefix);
         let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
         let redis = plane::connect(&knobs.plane)?;
@@ -144,11 +146,23 @@ impl Gateway {
             },
             seed: random(),
         };
+        if let Some((connection, _)) = &redis {
+            let parts = LimitParts {
+                fallback: knobs.plane.rate_fallback,
+                wait: knobs.plane.rate_wait,
+                replica: uuid::Uuid::new_v4().to_string(),
+                clock,
+                metrics: Arc::clone(&metrics),
+                tasks: exchanges.clone(),
+            };
+            let limits = SharedLimits::new(connection.clone(), parts);
+            background.spawn(Arc::clone(&limits).keep_census(stop_background.clone()));
+            world = world.with_limits(limits);
+        }
         let world = Arc::new(world.with_plane(plane::start(redis.as_ref(), &knobs.plane, around)?));
         let readiness = Arc::new(Readiness::default());
         discover(&options.source, &builder, &knobs, &background, &stop_background).await?;
 
-        let exchanges = TaskTracker::new();
         let (stop_accepting, stops) = (CancellationToken::new(), Stops::default());
         let seeds = Seeds::new(random());
         let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
@@ -273,6 +287,10 @@ impl Gateway {
             self.stops.cut.cancel();
             let _ = tokio::time::timeout(CUT_GRACE, self.exchanges.wait()).await;
         }
+        if let Some(limits) = &self.world.limits {
+            limits.leave().await;
+        }
+        // This closes the connection.
         self.world.plane.leave().await;
         self.stop_background.cancel();
         self.background.close();

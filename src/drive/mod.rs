@@ -27,6 +27,7 @@ use crate::engines::leg::{EngineClient, LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, Lookups};
 use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
+use crate::state::limits::LimitVerdict;
 use crate::state::plane::Claimed;
 use crate::telemetry::{PrefillLeg, Tracer, request_id};
 use trace::Spans;
@@ -123,6 +124,7 @@ impl Driver {
         let mut spans = Spans::default();
         let mut prefill: Pending<LegOutcome> = None;
         let mut prepare: Pending<Prepared> = None;
+        let mut charge: Pending<LimitVerdict> = None;
         let mut lookup: Pending<Result<Arc<LookedUp>, LookupError>> = None;
         let mut claim: Pending<Claimed> = None;
         let mut delivery: Option<BoxFuture<'static, ()>> = None;
@@ -138,6 +140,7 @@ impl Driver {
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
+                verdict = arrived(&mut charge) => Incoming::Event(Event::LimitsCharged(verdict)),
                 claimed = arrived(&mut claim) => Incoming::Event(Event::Claimed(claimed)),
                 found = arrived(&mut lookup) => Incoming::Event(Event::LookedUp(found)),
                 () = until(deadline) => Incoming::Event(Event::Timer),
@@ -175,6 +178,10 @@ impl Driver {
                         replace_trace_headers(&mut call.headers, &add);
                         let client = self.client.clone();
                         prefill = Some(Box::pin(async move { client.prefill(*call).await }));
+                    }
+                    Effect::ChargeLimits(call) => {
+                        let limits = self.world.limits.clone();
+                        charge = limits.map(|limits| Box::pin(async move { limits.charge(*call).await }) as _);
                     }
                     Effect::Claim(order) => claim = Some(self.world.plane.claim(*order)),
                     Effect::LookUp(call) => {

@@ -10,6 +10,7 @@ use super::{PrepareJob, Prepared};
 use crate::engines::leg::{LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, LookupKey, LookupKind};
 use crate::error::ApiError;
+use crate::state::limits::{LimitCall, LimitVerdict};
 use crate::state::plane::{ClaimOrder, Claimed};
 use crate::telemetry::{AbortTrigger, PrefillLeg, RequestRecord};
 
@@ -75,6 +76,8 @@ pub enum Event {
     },
     /// [`Effect::Prepare`] is done.
     Prepared(Prepared),
+    /// [`Effect::ChargeLimits`] is done. Dropped unheard, it gives the places back.
+    LimitsCharged(LimitVerdict),
     /// [`Effect::Claim`] is done.
     Claimed(Claimed),
     /// [`Effect::LookUp`] is done.
@@ -175,6 +178,9 @@ pub enum Effect {
     },
     /// Compute this off the event loop and come back with [`Event::Prepared`].
     Prepare(Box<PrepareJob>),
+    /// Take places in the limits that replicas share, and come back with [`Event::LimitsCharged`] soon
+    /// (`TANDEM_RATE_LIMIT_WAIT_MS`).
+    ChargeLimits(Box<LimitCall>),
     /// The answer to the body takes up to this long: ask the peer to wait.
     ExtendTimeout(Duration),
     /// Commit in the state plane what was charged, and come back with [`Event::Claimed`].

@@ -9,6 +9,7 @@ mod legs;
 mod limits;
 mod orders;
 mod profiles;
+mod shared_limits;
 mod strategies;
 mod tokens;
 
@@ -196,6 +197,7 @@ fn name_of(effect: &Effect) -> &'static str {
     match effect {
         Effect::AcceptHead { .. } => "accept",
         Effect::Prepare(_) => "prepare",
+        Effect::ChargeLimits(_) => "charge",
         Effect::ExtendTimeout(_) => "extend",
         Effect::StartPrefill(_) => "prefill",
         Effect::CancelPrefill => "cancel",

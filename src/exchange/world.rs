@@ -11,6 +11,7 @@ use crate::knobs::Knobs;
 use crate::load::{Ledger, Sessions, SweepReason};
 use crate::prefix::PrefixIndex;
 use crate::routing::Journal;
+use crate::state::limits::SharedLimits;
 use crate::state::plane::{LocalPlane, StatePlane};
 use crate::telemetry::Metrics;
 
@@ -43,6 +44,9 @@ pub struct World {
     pub snowflake: Snowflake,
     /// Wall-clock time of tick zero, milliseconds since the Unix epoch.
     pub epoch_ms: u64,
+    /// Request-rate limits that replicas share; without them this one counts its models' requests alone, and users are
+    /// not limited.
+    pub limits: Option<Arc<SharedLimits>>,
     /// What this replica shares with others.
     pub plane: Arc<dyn StatePlane>,
 }
@@ -63,6 +67,7 @@ impl World {
             journal: Arc::default(),
             snowflake: Snowflake::new(knobs.trt_machine_id),
             epoch_ms: 0,
+            limits: None,
             plane: Arc::new(LocalPlane),
             knobs,
         }
@@ -73,6 +78,13 @@ impl World {
     #[must_use]
     pub fn at_epoch_ms(mut self, epoch_ms: u64) -> World {
         self.epoch_ms = epoch_ms;
+        self
+    }
+
+    /// Shares request-rate limits with other replicas.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Arc<SharedLimits>) -> World {
+        self.limits = Some(limits);
         self
     }
 

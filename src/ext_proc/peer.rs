@@ -175,6 +175,7 @@ impl Peer for EnvoyPeer {
             | Effect::DropAnswer
             | Effect::Route(_)
             | Effect::Prepare(_)
+            | Effect::ChargeLimits(_)
             | Effect::StartPrefill(_)
             | Effect::CancelPrefill
             | Effect::End(_) => {}

@@ -85,6 +85,8 @@ pub struct PlaneKnobs {
     pub findings_period: Duration,
     /// `TANDEM_RATE_LIMIT_FALLBACK` (`local`).
     pub rate_fallback: RateFallback,
+    /// `TANDEM_RATE_LIMIT_WAIT_MS` (50): how long a request waits to be counted.
+    pub rate_wait: Duration,
 }
 
 impl Default for PlaneKnobs {
@@ -100,6 +102,7 @@ impl Default for PlaneKnobs {
             share_findings: true,
             findings_period: Duration::from_millis(100),
             rate_fallback: RateFallback::Local,
+            rate_wait: Duration::from_millis(50),
         }
     }
 }
@@ -139,6 +142,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> PlaneKnobs {
             default.rate_fallback,
             &[("local", RateFallback::Local), ("open", RateFallback::Open), ("closed", RateFallback::Closed)],
         ),
+        rate_wait: time(reader, "TANDEM_RATE_LIMIT_WAIT_MS", default.rate_wait),
     }
 }
 

@@ -27,7 +27,7 @@ use fred::types::{Builder, ClusterHash, CustomCommand, Value};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
-pub use counters::Rate;
+pub use counters::{Charged, Quota, Rate};
 pub use feed::{FeedEvent, NewsFeed};
 pub use streams::{Following, SketchCall, SketchReply, StreamId};
 

@@ -207,6 +207,12 @@ metrics! {
     Rejected "tandem_rejected_total" Counter &["limit"],
         "What this replica did not do for a client because of a limit: requests refused (`streams`, `buffered_bytes`, \
          `front_body_time`), connections to the front closed (`front_connections`, `front_stall`).";
+    RateLimited "tandem_rate_limit_verdicts_total" Counter &["limit", "verdict"],
+        "Verdicts of the limits that replicas share: `granted` or `refused`, by the `model`'s requests per second, the user's requests (`user_requests`) or tokens (`user_tokens`) per minute; of the `user`'s record, `unknown` or `unusable`.";
+    RateLimitFallbacks "tandem_rate_limit_fallbacks_total" Counter &["limit", "action"],
+        "Requests whose `model` or `user` limit had to do without Redis: counted by this replica alone (`local`), let pass (`open`; `uncounted`, where the user's record is not known), or refused (`closed`).";
+    RateLimitSettled "tandem_rate_limit_settlements_total" Counter &["what", "result"],
+        "What Redis is told while no request waits: the `refund` of a place that was not used (`done`; `window_over`: nothing to give back any more; `failed`: lost until its window ends), the `tokens` of an answer (`done`, `failed`), and a `charge` of which nobody knows whether it was made (`unknown`).";
     BufferedBytes "tandem_buffered_bytes" Gauge &[],
         "Bytes of request bodies held.";
     EngineMetricMissing "tandem_engine_metric_missing_total" Counter &["engine", "metric"],

@@ -149,13 +149,7 @@ impl Exchange {
             charges.decode.note_completed();
         }
         self.release_charges(now, self.blocks_left_behind(outcome));
-        // Not served: its place is free for another one. A client that leaves while a pod works for it has used its place,
-        // or hanging up would get around the limit.
-        if let Some(rate) =
-            self.rate.take().filter(|_| outcome == Outcome::ClientGone && self.record.timings.prefill_start.is_some())
-        {
-            rate.keep();
-        }
+        self.settle_limits(outcome);
         self.in_flight = None;
         self.forget_request();
         self.reservation = Reservation::empty(&self.world.buffered);

@@ -391,9 +391,7 @@ impl Exchange {
         {
             charges.decode.hand_over();
         }
-        if let Some(place) = self.rate.take() {
-            place.keep();
-        }
+        self.places.keep();
         let mut set_headers = Vec::with_capacity(4);
         let attempt = attempt.unwrap_or_else(|| self.attempt_id());
         if let Some(pod) = pod {
@@ -442,6 +440,7 @@ impl Exchange {
         if let Some(summary) = self.explanation.as_deref().and_then(|summary| HeaderValue::from_str(summary).ok()) {
             self.answer_headers.insert(HeaderName::from_static(EXPLAIN), summary);
         }
+        self.tell_counts();
     }
 
     /// The request cannot start over any more, and answers can take an hour: its head and body go.

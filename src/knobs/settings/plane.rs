@@ -72,5 +72,12 @@ pub(super) const PLANE: Group = Group {
             "",
             "Rate limits while Redis cannot be asked: each replica counts for itself with its part of the limit, everything passes, or nothing does.",
         ),
+        one(
+            "TANDEM_RATE_LIMIT_WAIT_MS",
+            "50",
+            "milliseconds",
+            "",
+            "How long a request waits for Redis to count it before that setting decides.",
+        ),
     ],
 };

@@ -8,6 +8,7 @@
 
 mod docs;
 mod fleet;
+mod limits;
 mod plane;
 mod prefill;
 mod request;

@@ -4,6 +4,8 @@ mod calls;
 mod cost;
 mod exactness;
 mod findings;
+mod late;
+mod limits;
 mod model;
 mod replicas;
 mod resp;
