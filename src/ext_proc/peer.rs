@@ -176,6 +176,7 @@ impl Peer for EnvoyPeer {
             | Effect::Prepare(_)
             | Effect::StartPrefill(_)
             | Effect::CancelPrefill
+            | Effect::ForgetConnections
             | Effect::End(_) => {}
         }
     }
