@@ -172,9 +172,7 @@ impl EngineClient {
     /// Sends a GET and reads the answer, `timeout` bounding the whole exchange. A redirect is an answer, and is not
     /// followed.
     pub async fn ask(&self, address: &str, path: &str, timeout: Duration, max_answer_bytes: usize) -> LegOutcome {
-        let response = async {
-            self.send(build(Method::GET, address, path, HeaderMap::new(), Bytes::new())?).await
-        };
+        let response = async { self.send(build(Method::GET, address, path, HeaderMap::new(), Bytes::new())?).await };
         outcome(response, timeout, max_answer_bytes).await
     }
 }

@@ -169,7 +169,8 @@ impl Exchange {
             tracing::warn!(request_id = self.record.request_id, class = class.label(), "prefill failed behind decode");
             return state;
         }
-        self.abort(AbortTrigger::Prefill(class), [false, true], true, effects);
+        // A prefill pod that is only late still works on it, and notices the end of its connection after seconds.
+        self.abort(AbortTrigger::Prefill(class), [class == LegFailure::Timeout, true], true, effects);
         let error = engines::concurrent_failure(outcome);
         self.fail(now, &state, error, effects)
     }
