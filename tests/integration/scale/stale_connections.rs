@@ -196,8 +196,9 @@ fn kept(body: &str) -> Step {
 }
 
 /// A replica stops between a prefill request and its answer, for longer than a hand-off may be old. The engine keeps
-/// connections for a while (uvicorn: 5 s), so that both the answer and the close lie in the socket when the replica
-/// goes on: the answer is of no use, and neither is the connection.
+/// connections for a while only (uvicorn: 5 s), so that both the answer and the close lie in the socket when the replica
+/// goes on: the answer is of no use, and neither is the connection. (Whether the replica had seen the answer come before
+/// it stopped, so that it learns of the close later, is chance here; the unit tests of connections stand in that moment.)
 #[tokio::test(flavor = "multi_thread")]
 async fn r87_a_replica_that_was_stopped_prefills_again_over_another_connection() {
     const DEADLINE: Duration = Duration::from_secs(1);
@@ -207,11 +208,11 @@ async fn r87_a_replica_that_was_stopped_prefills_again_over_another_connection()
         r#"{"choices":[{"text":"well","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
     let gate = Arc::new(Semaphore::new(0));
     let held = vec![Step::ReadRequest, Step::Gate(Arc::clone(&gate)), kept(hand_off)];
-    let prompt = vec![Step::ReadRequest, kept(hand_off), Step::ReadRequest, kept(hand_off), Step::AwaitClose];
+    let at_once = |answer: &str| vec![[Step::ReadRequest, kept(answer)]; BURST].concat();
     let mut scripts = vec![held; BURST];
-    scripts.push(prompt);
+    scripts.push(at_once(hand_off));
     let prefill = RawServer::start(scripts).await;
-    let decode = RawServer::start(vec![vec![Step::ReadRequest, kept(answer), Step::AwaitClose]]).await;
+    let decode = RawServer::start(vec![at_once(answer)]).await;
     // Scrapes would play the scripts too.
     let metrics = start_engine(EngineConfig::decode("m")).await;
     let metric_port = Engine::address(&metrics).port().to_string();
