@@ -242,7 +242,7 @@ fn a_hand_off_that_may_be_old_is_not_used() {
     run.feed(Event::Timer);
     run.now += 20_001;
     run.feed(prefill_ok());
-    assert_eq!(run.names(), ["accept", "extend", "prefill", "prefill"], "the prefill is made again");
+    assert_eq!(run.names(), ["accept", "extend", "prefill", "forget", "prefill"], "the prefill is made again");
     let Some(Effect::StartPrefill(second)) = run.effects.last() else { panic!() };
     assert_ne!(second.headers["x-request-id"], first);
     run.feed(prefill_ok()).feed(answer_head(200)).feed(chunk("{}", true));
