@@ -27,6 +27,7 @@ use crate::engines::leg::{EngineClient, LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, Lookups};
 use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
+use crate::state::plane::Claimed;
 use crate::telemetry::{PrefillLeg, Tracer, request_id};
 use trace::Spans;
 
@@ -123,6 +124,7 @@ impl Driver {
         let mut prefill: Pending<LegOutcome> = None;
         let mut prepare: Pending<Prepared> = None;
         let mut lookup: Pending<Result<Arc<LookedUp>, LookupError>> = None;
+        let mut claim: Pending<Claimed> = None;
         let mut delivery: Option<BoxFuture<'static, ()>> = None;
         let mut effects = Vec::with_capacity(4);
         // A token of its own: thousands of tasks that look at one would share its lock.
@@ -136,6 +138,7 @@ impl Driver {
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
+                claimed = arrived(&mut claim) => Incoming::Event(Event::Claimed(claimed)),
                 found = arrived(&mut lookup) => Incoming::Event(Event::LookedUp(found)),
                 () = until(deadline) => Incoming::Event(Event::Timer),
                 () = self.stops.idle.cancelled(), if !exchange.begun() => Incoming::Event(Event::Shutdown),
@@ -173,6 +176,7 @@ impl Driver {
                         let client = self.client.clone();
                         prefill = Some(Box::pin(async move { client.prefill(*call).await }));
                     }
+                    Effect::Claim(order) => claim = Some(self.world.plane.claim(*order)),
                     Effect::LookUp(call) => {
                         let (lookups, clock) = (Arc::clone(&self.lookups), self.clock);
                         lookup = Some(Box::pin(async move { lookups.get(call.key, call.kind, clock.now()).await }));

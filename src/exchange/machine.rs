@@ -2,6 +2,7 @@
 
 mod again;
 mod answering;
+mod claiming;
 mod ending;
 mod intake;
 mod legs;
@@ -30,6 +31,7 @@ use crate::load::{Pairs, RateCharge};
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::Charges;
 use crate::telemetry::{InFlight, Limit, Outcome, PrefillLeg, RequestRecord, Timings};
+use claiming::{Claiming, Claims};
 use ending::Faults;
 use watchdog::Watchdog;
 
@@ -45,6 +47,7 @@ enum State {
     AwaitBody,
     Resolving(Box<Unresolved>),
     Preparing(Box<Routing>),
+    Claiming(Box<Claiming>),
     LookingUp(Box<Legs>),
     Prefilling(Box<Prefilling>),
     AwaitAnswer,
@@ -132,6 +135,7 @@ pub struct Exchange {
     extended: bool,
     /// What another selection would need; gone as soon as there can be none.
     asked: Option<Box<Asked>>,
+    claims: Claims,
     /// The request has started over once.
     retried: bool,
     /// The pod that it must not go to again: its slot.
@@ -196,6 +200,7 @@ impl Exchange {
             answer_headers: HeaderMap::new(),
             extended: false,
             asked: None,
+            claims: Claims::default(),
             retried: false,
             avoid: None,
             legs: None,
@@ -284,6 +289,7 @@ impl Exchange {
                 self.on_counted(now, *unresolved, counted, effects)
             }
             (State::Preparing(routing), Event::Prepared(prepared)) => self.route(now, *routing, prepared, effects),
+            (State::Claiming(claiming), Event::Claimed(claimed)) => self.on_claimed(now, *claiming, claimed, effects),
             (State::LookingUp(legs), Event::LookedUp(found)) => self.on_looked_up(now, *legs, found, effects),
             (State::Prefilling(prefilling), Event::Prefill(outcome)) => {
                 self.on_prefill(now, *prefilling, &outcome, effects)
@@ -358,11 +364,16 @@ impl Exchange {
                 Event::Prefill(_)
                 | Event::Prepared(_)
                 | Event::LookedUp(_)
+                | Event::Claimed(_)
                 | Event::DecodeFailed { .. }
                 | Event::BodyTimeout,
             ) => state,
             (
-                State::Resolving(_) | State::Preparing(_) | State::LookingUp(_) | State::Prefilling(_),
+                State::Resolving(_)
+                | State::Preparing(_)
+                | State::Claiming(_)
+                | State::LookingUp(_)
+                | State::Prefilling(_),
                 Event::Body { data, .. },
             ) if data.is_empty() => state,
             _ => self.defect(now, &state, "the request's parts came in an order that cannot be", effects),

@@ -6,7 +6,7 @@
 //! that the request charged is released.
 //!
 //! ```text
-//! AwaitHead ─▶ AwaitBody ─▶ Resolving ─▶ Preparing ─▶ LookingUp ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
+//! AwaitHead ─▶ AwaitBody ─▶ Resolving ─▶ Preparing ─▶ Claiming ─▶ LookingUp ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
 //!                  │ (no count needed) ───▲ │ (nothing to ask) ────────▲             ▲              │
 //!                  │                        │  (no prefill leg, or both legs at once) ┘              │
 //!                  └────────────┴───────────┴── refused, cancelled ──────────────────────────────────┴──▶ Ended

@@ -1,6 +1,7 @@
 //! Orders of events, as tables and as random walks. The oracle after each: one `End` at most, and nothing charged.
 
 mod bands;
+mod claims;
 mod disorder;
 mod effects;
 mod handoff;
@@ -208,6 +209,7 @@ fn name_of(effect: &Effect) -> &'static str {
         Effect::ReplaceChunk(_) => "replace",
         Effect::DropAnswer => "drop",
         Effect::Answer(_) => "answer",
+        Effect::Claim(_) => "claim",
         Effect::LookUp(_) => "look_up",
         Effect::DetachPrefill(_) => "detach",
         Effect::Abort(_) => "abort",

@@ -11,6 +11,7 @@ use crate::knobs::Knobs;
 use crate::load::{Ledger, Sessions, SweepReason};
 use crate::prefix::PrefixIndex;
 use crate::routing::Journal;
+use crate::state::plane::{LocalPlane, StatePlane};
 use crate::telemetry::Metrics;
 
 /// What every exchange of a replica shares. All of it can be used without waiting.
@@ -42,6 +43,8 @@ pub struct World {
     pub snowflake: Snowflake,
     /// Wall-clock time of tick zero, milliseconds since the Unix epoch.
     pub epoch_ms: u64,
+    /// What this replica shares with others.
+    pub plane: Arc<dyn StatePlane>,
 }
 
 impl World {
@@ -60,6 +63,7 @@ impl World {
             journal: Arc::default(),
             snowflake: Snowflake::new(knobs.trt_machine_id),
             epoch_ms: 0,
+            plane: Arc::new(LocalPlane),
             knobs,
         }
     }
@@ -69,6 +73,13 @@ impl World {
     #[must_use]
     pub fn at_epoch_ms(mut self, epoch_ms: u64) -> World {
         self.epoch_ms = epoch_ms;
+        self
+    }
+
+    /// Shares by this plane.
+    #[must_use]
+    pub fn with_plane(mut self, plane: Arc<dyn StatePlane>) -> World {
+        self.plane = plane;
         self
     }
 

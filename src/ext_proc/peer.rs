@@ -167,6 +167,7 @@ impl Peer for EnvoyPeer {
                 let _ = self.replies.send(Err(Status::aborted("the answer is cut short"))).await;
             }
             Effect::Deliver(_)
+            | Effect::Claim(_)
             | Effect::LookUp(_)
             | Effect::DetachPrefill(_)
             | Effect::Abort(_)

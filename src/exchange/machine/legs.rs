@@ -23,6 +23,7 @@ use crate::exchange::session::{SESSION_ID, session_id};
 use crate::exchange::whole::Whole;
 use crate::fleet::{Model, Pod};
 use crate::knobs::Addressing;
+use crate::load::Peers;
 use crate::prefix::PrefixUpdate;
 use crate::rng::Rng;
 use crate::routing::{
@@ -56,18 +57,29 @@ impl Exchange {
         }
         match self.select(now, asked, effects) {
             Ok(state) => state,
-            Err((asked, RoutingError::NoCombined)) => self.refuse(now, refusal(&asked.plan), effects),
-            Err((asked, error)) => {
-                if asked.plan.strategy == Some(Strategy::Pd) {
-                    self.world.metrics.selection_failed(Some(&asked.model.name));
-                }
-                let text = format!("error on selecting target pod: {error}");
-                self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
-            }
+            Err((asked, error)) => self.not_routed(now, &asked, error, effects),
         }
     }
 
-    /// Selects, charges, and starts the legs. Without a target everything comes back.
+    /// There is no target.
+    pub(super) fn not_routed(
+        &mut self,
+        now: Tick,
+        asked: &Asked,
+        error: RoutingError,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        if error == RoutingError::NoCombined {
+            return self.refuse(now, refusal(&asked.plan), effects);
+        }
+        if asked.plan.strategy == Some(Strategy::Pd) {
+            self.world.metrics.selection_failed(Some(&asked.model.name));
+        }
+        let text = format!("error on selecting target pod: {error}");
+        self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
+    }
+
+    /// Selects, charges, and starts the legs, or first claims what was charged. Without a target everything comes back.
     pub(super) fn select(
         &mut self,
         now: Tick,
@@ -88,12 +100,15 @@ impl Exchange {
             session_growth: *session_growth,
             avoid: self.avoid,
         };
+        // Before the loads are looked at.
+        let since = model.port.claim_since();
         let context = Context {
             now,
             seed: if self.retried { self.seed.wrapping_add(1) } else { self.seed },
             max_metric_age: self.world.knobs.scrape.max_age,
             prefix: &self.world.prefix,
-            peers: model.peers.view(),
+            // Who asks the others before anything is sent need not guess what they do.
+            peers: if since.is_some() { Peers::ALONE } else { model.peers.view() },
         };
         let selected = routing::select_and_charge(model, &facts, strategy, &plan.knobs, context);
         let (outcome, charges) = match selected {
@@ -138,7 +153,14 @@ impl Exchange {
         self.record.timings.routed = Some(now);
         self.record.ready_pods = model.routable.len();
         self.record.candidate_pods = decision.candidates.1;
-        Ok(self.start_legs(now, asked, decision, effects))
+        self.note_view(now, &model.port);
+        match since {
+            Some(since) => {
+                let record = Arc::clone(&record);
+                Ok(self.claim(now, asked, record, since, effects))
+            }
+            None => Ok(self.start_legs(now, asked, decision, effects)),
+        }
     }
 
     /// Notes for spans, and for a client that asked, what was decided.
@@ -182,7 +204,13 @@ impl Exchange {
         self.world.sessions.grow(&model.name, key, prompt_tokens, plan.knobs.token_load_session_ttl, now)
     }
 
-    fn start_legs(&mut self, now: Tick, asked: Box<Asked>, decision: &Decision, effects: &mut Vec<Effect>) -> State {
+    pub(super) fn start_legs(
+        &mut self,
+        now: Tick,
+        asked: Box<Asked>,
+        decision: &Decision,
+        effects: &mut Vec<Effect>,
+    ) -> State {
         self.timers = asked.plan.knobs.watchdog;
         self.abort_knobs = asked.plan.knobs.abort;
         if let Some((prefill, decode)) = decision.policies {
