@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
-use std::sync::mpsc;
+use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,7 +15,7 @@ const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
 /// Far more than the sockets' buffers hold.
 const BIG: usize = 20 << 20;
 
-/// What the engine does on one connection after it has answered the first request.
+/// What the engine does on one connection after it has answered the first request, and is told to go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     /// It closes the connection.
@@ -28,16 +28,25 @@ enum Then {
     CloseInNext,
 }
 
-/// An engine in a thread of its own, since the test blocks the runtime's. What comes back: its address, the number of
-/// the connection that a request came over, and a message when a connection was closed.
-fn engine(connections: Vec<Then>) -> (SocketAddr, mpsc::Receiver<usize>, mpsc::Receiver<()>) {
+/// An engine in a thread of its own, since the test blocks the runtime's.
+struct Threaded {
+    address: SocketAddr,
+    /// The number of the connection that a request came over.
+    asked: mpsc::Receiver<usize>,
+    /// Where connections wait before they close, twice: to begin, and to have done so.
+    close: Arc<Barrier>,
+}
+
+fn engine(connections: Vec<Then>) -> Threaded {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let ((requests, asked), (closes, closed)) = (mpsc::channel(), mpsc::channel());
+    let (requests, asked) = mpsc::channel();
+    let close = Arc::new(Barrier::new(2));
+    let barrier = Arc::clone(&close);
     std::thread::spawn(move || {
         for (number, then) in connections.into_iter().enumerate() {
             let (mut stream, _) = listener.accept().unwrap();
-            let (requests, closes) = (requests.clone(), closes.clone());
+            let (requests, barrier) = (requests.clone(), Arc::clone(&barrier));
             std::thread::spawn(move || {
                 for request in 0.. {
                     let mut read = Vec::new();
@@ -52,20 +61,23 @@ fn engine(connections: Vec<Then>) -> (SocketAddr, mpsc::Receiver<usize>, mpsc::R
                     }
                     let _ = requests.send(number);
                     stream.write_all(ANSWER).unwrap();
+                    if matches!(then, Then::Close | Then::SayAndClose) {
+                        barrier.wait();
+                    }
                     if then == Then::SayAndClose {
                         let late = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
                         stream.write_all(late).unwrap();
                     }
                     if matches!(then, Then::Close | Then::SayAndClose) {
                         drop(stream);
-                        let _ = closes.send(());
+                        barrier.wait();
                         return;
                     }
                 }
             });
         }
     });
-    (address, asked, closed)
+    Threaded { address, asked, close }
 }
 
 async fn ask(client: &EngineClient, address: SocketAddr, body: Bytes) -> LegOutcome {
@@ -96,10 +108,11 @@ const BODY: Bytes = Bytes::from_static(b"{}");
 #[tokio::test]
 async fn a_request_that_meets_a_closed_connection_goes_over_a_new_one() {
     for then in [Then::Close, Then::SayAndClose] {
-        let (address, asked, closed) = engine(vec![then, Then::Answer]);
+        let Threaded { address, asked, close } = engine(vec![then, Then::Answer]);
         let client = EngineClient::new();
         answered(ask(&client, address, BODY).await);
-        closed.recv().unwrap();
+        close.wait();
+        close.wait();
         answered(ask(&client, address, BODY).await);
         // Each came once.
         assert_eq!((asked.try_recv(), asked.try_recv()), (Ok(0), Ok(1)), "{then:?}");
@@ -109,7 +122,7 @@ async fn a_request_that_meets_a_closed_connection_goes_over_a_new_one() {
 
 #[tokio::test]
 async fn a_request_that_was_sent_in_part_is_not_sent_again() {
-    let (address, asked, _closed) = engine(vec![Then::CloseInNext, Then::Answer]);
+    let Threaded { address, asked, .. } = engine(vec![Then::CloseInNext, Then::Answer]);
     let client = EngineClient::new();
     answered(ask(&client, address, BODY).await);
     let outcome = ask(&client, address, Bytes::from(vec![b' '; BIG])).await;
@@ -121,7 +134,7 @@ async fn a_request_that_was_sent_in_part_is_not_sent_again() {
 
 #[tokio::test]
 async fn connections_are_used_again_until_they_are_forgotten() {
-    let (address, asked, _closed) = engine(vec![Then::Answer, Then::Answer]);
+    let Threaded { address, asked, .. } = engine(vec![Then::Answer, Then::Answer]);
     let client = EngineClient::new();
     for expected in [0, 0, 0] {
         answered(ask(&client, address, BODY).await);
