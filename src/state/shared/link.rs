@@ -156,7 +156,9 @@ impl Link {
             if self.leaving && self.calls.is_empty() && !self.plane.is_connected() {
                 break;
             }
-            let (port, listening) = (Arc::clone(&self.port), !self.ledger.has_changes());
+            // What waits to be told, or cannot be told yet, need not be looked at again and again.
+            let listening = !self.ledger.has_changes() && self.told_time();
+            let port = Arc::clone(&self.port);
             tokio::select! {
                 biased;
                 Some(back) = self.calls.next(), if !self.calls.is_empty() => self.on_back(back),
@@ -210,9 +212,13 @@ impl Link {
         }
     }
 
+    /// The server has said what time it is. Before that no share can be made, for it tells times.
+    fn told_time(&self) -> bool {
+        self.ledger.clock().ms_at(Tick(0)).is_some()
+    }
+
     /// Takes what has changed here into the ledger.
     fn take_changes(&mut self, now: Tick) {
-        // Before the first reply nobody knows what time it is, and a share tells times.
         let Some(fleet_now) = self.ledger.clock().ms_at(now) else { return };
         if std::mem::take(&mut self.retell) {
             let again: Vec<_> = self.charged.values().cloned().collect();

@@ -4,5 +4,7 @@ mod calls;
 mod cost;
 mod exactness;
 mod model;
+mod replicas;
 mod resp;
+mod shared;
 mod world;
