@@ -189,6 +189,7 @@ impl Driver {
                         lookup = Some(Box::pin(async move { lookups.get(call.key, call.kind, clock.now()).await }));
                     }
                     Effect::CancelPrefill => prefill = None,
+                    Effect::ForgetConnections => self.client.forget_connections(),
                     Effect::DetachPrefill(leg) => self.detach(prefill.take(), *leg),
                     Effect::Abort(plan) => self.abort(*plan),
                     Effect::Deliver(call) => delivery = Some(self.deliver(*call).boxed()),

@@ -192,6 +192,8 @@ pub enum Effect {
     StartPrefill(Box<LegRequest>),
     /// Stop the prefill leg by closing its connection.
     CancelPrefill,
+    /// The process was stopped for a while: use none of the connections to engines again that there are.
+    ForgetConnections,
     /// Let the prefill leg go on until it ends by itself: nobody waits for its outcome, which only counts.
     DetachPrefill(Box<PrefillLeg>),
     /// Tell pods to drop the request; nobody waits for that.

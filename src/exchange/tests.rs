@@ -201,6 +201,7 @@ fn name_of(effect: &Effect) -> &'static str {
         Effect::ExtendTimeout(_) => "extend",
         Effect::StartPrefill(_) => "prefill",
         Effect::CancelPrefill => "cancel",
+        Effect::ForgetConnections => "forget",
         Effect::Deliver(_) => "deliver",
         Effect::Route(_) => "route",
         Effect::Refuse(_) => "refuse",

@@ -178,6 +178,7 @@ impl Peer for EnvoyPeer {
             | Effect::ChargeLimits(_)
             | Effect::StartPrefill(_)
             | Effect::CancelPrefill
+            | Effect::ForgetConnections
             | Effect::End(_) => {}
         }
     }
