@@ -7,7 +7,6 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{Asked, Attempt, EXPLAIN, Exchange, Legs, Prefilling, Routing, State};
-use crate::bands;
 use crate::clock::Tick;
 use crate::engines::leg::LegRequest;
 use crate::engines::lookup::{LookedUp, LookupError, LookupKey};
@@ -15,22 +14,20 @@ use crate::engines::{self, Bodies, Protocol, sglang, vllm};
 use crate::error::{ApiError, Reason};
 use crate::exchange::admission::Reservation;
 use crate::exchange::answer;
-use crate::exchange::event::{Adapter, Effect, LookupCall, RequestHead, RoutePlan};
-use crate::exchange::headers::{leg_headers, text};
+use crate::exchange::event::{Adapter, Effect, LookupCall, RoutePlan};
+use crate::exchange::headers::leg_headers;
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::session::{SESSION_ID, session_id};
 use crate::exchange::whole::Whole;
-use crate::fleet::{Model, Pod};
+use crate::fleet::Pod;
 use crate::knobs::Addressing;
 use crate::load::Peers;
-use crate::prefix::PrefixUpdate;
 use crate::rng::Rng;
 use crate::routing::{
-    self, Context, Decision, DecisionRecord, PromptLength, RequestFacts, RoutingError, SingleReason, Strategy, Target,
+    self, Context, Decision, DecisionRecord, RequestFacts, RoutingError, SingleReason, Strategy, Target,
 };
-use crate::state::findings::{Finding, MAX_TOLD_BLOCKS};
-use crate::telemetry::{DecisionEssentials, PrefillStage};
+use crate::telemetry::PrefillStage;
 
 /// What the token ledgers count as one token, bytes of the request body (the PD document, "Token Load Scoring Policy").
 const BYTES_PER_TOKEN: u64 = 4;
