@@ -3,7 +3,7 @@
 //! - Nothing is ever sent twice by the client, nothing waits for a connection, nothing waits longer than its deadline, and
 //!   the queue is bounded. A call that fails may still run on the server: the scripts are made for that.
 //! - A server that does not know a script (restart, failover, `SCRIPT FLUSH`) gets its text with the same call.
-//! - Silence of a connection that owes an answer ends it. Reconnecting slows down, at random, and never gives up.
+//! - Silence of a connection that owes an answer ends it, by the client or by who calls. Reconnecting slows down, at random, and never gives up.
 //! - Credentials do not show in `Debug` nor in errors.
 
 mod counters;
@@ -24,6 +24,7 @@ use fred::types::config::{
     Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig,
 };
 use fred::types::{Builder, ClusterHash, CustomCommand, Value};
+use futures_util::FutureExt;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -62,7 +63,7 @@ pub struct RedisConfig {
     target: Config,
     /// A connection attempt is given up after this.
     pub connect_timeout: Duration,
-    /// A connection that owes an answer for so long is closed.
+    /// A connection that owes an answer, and on which nothing was sent, for so long is closed.
     pub silence: Duration,
     /// Calls that may wait for the connection's writer.
     pub max_queued: usize,
@@ -100,11 +101,13 @@ impl RedisConfig {
     fn to(target: Config) -> RedisConfig {
         RedisConfig {
             target: Config { fail_fast: false, ..target },
-            connect_timeout: Duration::from_secs(2),
+            // An attempt that begins just before the server is back, and the pause after it, still leave time to be
+            // whole within 3 s.
+            connect_timeout: Duration::from_secs(1),
             silence: Duration::from_secs(2),
             max_queued: 1_000,
             first_pause_ms: 20,
-            last_pause_ms: 1_000,
+            last_pause_ms: 800,
         }
     }
 
@@ -186,6 +189,12 @@ impl Plane {
     /// Told each time that a connection was made anew.
     pub fn reconnects(&self) -> Reconnects {
         Reconnects(self.client.reconnect_rx())
+    }
+
+    /// Replaces the connection, for calls are not answered on it. The client notices a silent connection only when it
+    /// has nothing to send, which never is for long.
+    pub fn reconnect(&self) {
+        reconnect(&self.client);
     }
 
     /// Ends the connection and its task.
@@ -284,6 +293,12 @@ impl Plane {
         let reply = bytes(self.call(scripts::CLAIM, &keys.ledger(), &arguments, deadline).await?)?;
         Ok(ClaimReply::read(&reply)?)
     }
+}
+
+/// Has the client end its connection and make another one, with its usual pauses if need be.
+fn reconnect(client: &Client) {
+    // The first poll tells it so; how it goes is heard elsewhere.
+    let _ = client.force_reconnection().now_or_never();
 }
 
 fn options(deadline: Duration) -> Options {

@@ -1,8 +1,10 @@
 //! The state plane's scripts and state machine against a real Redis.
 
+mod announcements;
 mod calls;
 mod cost;
 mod exactness;
+mod faults;
 mod findings;
 mod late;
 mod limits;
@@ -10,4 +12,5 @@ mod model;
 mod replicas;
 mod resp;
 mod shared;
+mod under_load;
 mod world;
