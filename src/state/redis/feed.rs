@@ -180,7 +180,7 @@ impl NewsFeed {
     }
 
     /// Ends the connection and its task.
-    pub async fn close(&self) {
+    pub async fn close(&mut self) {
         let _ = tokio::time::timeout(Duration::from_millis(500), self.client.quit()).await;
     }
 }

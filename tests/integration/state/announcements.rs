@@ -18,22 +18,22 @@ const AT_ONCE: Duration = Duration::from_millis(62);
 
 /// Charges of the first replica reach the second one much sooner than that asks for them.
 pub async fn come_at_once(replicas: &[Replica], model: &str) {
-    let charge = |set: usize| DecodeCharge::open(&replicas[0].pod(model, &format!("d-{}", set % 2)));
-    let seen = |set: usize| replicas[1].sees(model, &format!("d-{}", set % 2)).pending;
+    let charge = || DecodeCharge::open(&replicas[0].pod(model, "d-0"));
+    let seen = || replicas[1].sees(model, "d-0").pending;
     let median = async || {
         let mut times = Vec::new();
         for turn in 0..TRIES {
             // Anywhere between two polls.
             tokio::time::sleep(Duration::from_millis(30 + 7 * turn as u64)).await;
             let charged = Instant::now();
-            let held = charge(turn);
-            while seen(turn) == 0 {
+            let held = charge();
+            while seen() == 0 {
                 assert!(charged.elapsed() < MEET, "not seen");
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             times.push(charged.elapsed());
             drop(held);
-            eventually(MEET, "idle again", async || (seen(turn) == 0).then_some(())).await;
+            eventually(MEET, "idle again", async || (seen() == 0).then_some(())).await;
         }
         percentile(&times, 0.5)
     };

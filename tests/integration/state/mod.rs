@@ -2,6 +2,7 @@
 
 mod announcements;
 mod calls;
+mod cluster;
 mod cost;
 mod exactness;
 mod faults;
@@ -11,6 +12,8 @@ mod limits;
 mod model;
 mod replicas;
 mod resp;
+mod sentinel;
 mod shared;
+mod tls;
 mod under_load;
 mod world;
