@@ -1,5 +1,7 @@
 //! The state plane's scripts and state machine against a real Redis.
 
+mod balance;
+mod busy;
 mod calls;
 mod cost;
 mod exactness;
