@@ -28,7 +28,7 @@ pub use health::{
     Verdicts,
 };
 pub use ledger::{Ledger, Swept, TokenCharges};
-pub use peers::{PeerCell, Peers};
+pub use peers::{Heard, PeerCell, Peers};
 pub use rate::{RateCharge, RateWindow};
 pub use remote::{FADES_AFTER, FADES_OVER, Remote, Scope};
 pub use sessions::{MAX_SESSION_KEY, Sessions};
