@@ -1,5 +1,7 @@
 //! The composition root: builds everything, passes it in, spawns into task trackers, stops in order.
 
+mod plane;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,6 +26,8 @@ use crate::knobs::{Knobs, PdKnobs, Report};
 use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
 use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
+use crate::state::limits::{LimitParts, SharedLimits};
+use crate::state::shared::{Listeners, Surroundings};
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
 
 /// HTTP/2 flow-control window of one ext_proc stream, bytes: a 1 MiB prompt arrives without waiting for a round trip.
@@ -122,17 +126,45 @@ impl Gateway {
             front: front.as_ref().map(TcpListener::local_addr).transpose()?,
         };
 
-        let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
+        let random = || uuid::Uuid::new_v4().as_u64_pair().0;
+        let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| plane::hash_seed(&knobs.plane, random()));
         let world = World::new(Arc::clone(&knobs), Arc::clone(&fleet), Arc::clone(&metrics), hash_seed);
-        let world = Arc::new(world.at_epoch_ms(clock.epoch_ms()));
+        let exchanges = TaskTracker::new();
+        let mut world = world.at_epoch_ms(clock.epoch_ms());
         let prefix = Arc::clone(&world.prefix);
         let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
+        let redis = plane::connect(&knobs.plane)?;
+        let around = Surroundings {
+            fleet: Arc::clone(&fleet),
+            snapshots: builder.subscribe(),
+            metrics: Arc::clone(&metrics),
+            clock,
+            listeners: Listeners {
+                prefix: Arc::clone(&prefix),
+                sessions: Arc::clone(&world.sessions),
+                ejection: knobs.ejection,
+            },
+            seed: random(),
+        };
+        if let Some((connection, _)) = &redis {
+            let parts = LimitParts {
+                fallback: knobs.plane.rate_fallback,
+                wait: knobs.plane.rate_wait,
+                replica: uuid::Uuid::new_v4().to_string(),
+                clock,
+                metrics: Arc::clone(&metrics),
+                tasks: exchanges.clone(),
+            };
+            let limits = SharedLimits::new(connection.clone(), parts);
+            background.spawn(Arc::clone(&limits).keep_census(stop_background.clone()));
+            world = world.with_limits(limits);
+        }
+        let world = Arc::new(world.with_plane(plane::start(redis.as_ref(), &knobs.plane, around)?));
         let readiness = Arc::new(Readiness::default());
         discover(&options.source, &builder, &knobs, &background, &stop_background).await?;
 
-        let exchanges = TaskTracker::new();
         let (stop_accepting, stops) = (CancellationToken::new(), Stops::default());
-        let seeds = Seeds::new(uuid::Uuid::new_v4().as_u64_pair().0);
+        let seeds = Seeds::new(random());
         let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
         let driver = Arc::new(Driver::new(Arc::clone(&world), clock, seeds, tracer, exchanges.clone(), stops.clone()));
 
@@ -145,7 +177,7 @@ impl Gateway {
             pages: HttpPages::new(&knobs.scrape),
             observer: CountScrapes(Arc::clone(&metrics)),
             clock,
-            seed: uuid::Uuid::new_v4().as_u64_pair().0,
+            seed: random(),
         });
         scrape::start(scraper, Arc::clone(&fleet), builder.subscribe(), &background, stop_background.clone());
 
@@ -160,6 +192,7 @@ impl Gateway {
             report: Arc::new(report),
             clock,
             max_metric_age: knobs.scrape.max_age,
+            plane: Arc::clone(&world.plane),
             before_metrics: Arc::new(move |metrics| {
                 metrics.set_buffered_bytes(held.buffered.used() as u64);
                 metrics.set_sessions(held.sessions.len() as u64);
@@ -254,6 +287,11 @@ impl Gateway {
             self.stops.cut.cancel();
             let _ = tokio::time::timeout(CUT_GRACE, self.exchanges.wait()).await;
         }
+        if let Some(limits) = &self.world.limits {
+            limits.leave().await;
+        }
+        // This closes the connection.
+        self.world.plane.leave().await;
         self.stop_background.cancel();
         self.background.close();
         // A connection that Envoy keeps open without a stream must not hold the process.

@@ -53,6 +53,18 @@ pub enum Reason {
     BadFilter,
     /// The model takes no more requests in this second.
     RateLimited,
+    /// The model's requests cannot be counted now.
+    RateUncountable,
+    /// The user does not exist, or its record cannot be read.
+    UserUnknown,
+    /// The user's requests cannot be counted now.
+    UserUncountable,
+    /// The user has had its requests of this minute.
+    UserRequestsExceeded,
+    /// The user has used up its tokens of this minute.
+    UserTokensExceeded,
+    /// A stream of a user whose tokens count does not say how many it took.
+    UsageNotAsked,
     /// No target could be selected: an incomplete roleset, no matching bucket.
     SelectionFailed,
     /// The request cannot be disaggregated: duplicate controlled keys, or a field that needs a pod which serves requests
@@ -79,7 +91,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for tables and tests.
-    pub const ALL: [Reason; 24] = [
+    pub const ALL: [Reason; 30] = [
         Reason::InvalidApiKey,
         Reason::BodyInvalid,
         Reason::ModelMissing,
@@ -94,6 +106,12 @@ impl Reason {
         Reason::BadStrategy,
         Reason::BadFilter,
         Reason::RateLimited,
+        Reason::RateUncountable,
+        Reason::UserUnknown,
+        Reason::UserUncountable,
+        Reason::UserRequestsExceeded,
+        Reason::UserTokensExceeded,
+        Reason::UsageNotAsked,
         Reason::SelectionFailed,
         Reason::InvalidPdRequest,
         Reason::PrefillRejected,
@@ -117,11 +135,14 @@ impl Reason {
             | Reason::ModelUnknown
             | Reason::BadStrategy
             | Reason::BadFilter
+            | Reason::UsageNotAsked
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => StatusCode::BAD_REQUEST,
             Reason::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Reason::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-            Reason::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+            Reason::RateLimited | Reason::UserRequestsExceeded | Reason::UserTokensExceeded => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Reason::UnknownPath => StatusCode::NOT_IMPLEMENTED,
             Reason::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Reason::NoRoutablePods
@@ -132,7 +153,10 @@ impl Reason {
             | Reason::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Reason::HandoffInvalid => StatusCode::BAD_GATEWAY,
             Reason::DecodeTimeout => StatusCode::GATEWAY_TIMEOUT,
-            Reason::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            // What the reference gateway answers (its section 8.5).
+            Reason::RateUncountable | Reason::UserUnknown | Reason::UserUncountable | Reason::Internal => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         }
     }
 
@@ -152,13 +176,21 @@ impl Reason {
             | Reason::BadStrategy
             | Reason::BadFilter
             | Reason::RateLimited
+            | Reason::UserRequestsExceeded
+            | Reason::UserTokensExceeded
+            | Reason::UsageNotAsked
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => Blame::Client,
             Reason::NoRoutablePods | Reason::SelectionFailed => Blame::Fleet,
             Reason::PrefillFailed | Reason::HandoffInvalid | Reason::DecodeFailed | Reason::DecodeTimeout => {
                 Blame::Engine
             }
-            Reason::Overloaded | Reason::ShuttingDown | Reason::Internal => Blame::Gateway,
+            Reason::RateUncountable
+            | Reason::UserUnknown
+            | Reason::UserUncountable
+            | Reason::Overloaded
+            | Reason::ShuttingDown
+            | Reason::Internal => Blame::Gateway,
         }
     }
 
@@ -177,6 +209,12 @@ impl Reason {
             Reason::NoRoutablePods => &["x-error-no-model-backends"],
             Reason::BadStrategy => &["x-error-routing", "x-error-invalid-routing-strategy"],
             Reason::RateLimited => &["x-error-model-rps-exceeded"],
+            Reason::RateUncountable => &["x-error-incr-model-rps"],
+            Reason::UserUnknown => &["x-error-user"],
+            Reason::UserUncountable => &["x-error-incr-rpm"],
+            Reason::UserRequestsExceeded => &["x-error-rpm-exceeded"],
+            Reason::UserTokensExceeded => &["x-error-tpm-exceeded"],
+            Reason::UsageNotAsked => &["x-error-no-stream-options-include-usage"],
             Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest => &["x-error-routing"],
             Reason::PrefillRejected | Reason::PrefillFailed => &["x-error-pd-prefill"],
             Reason::HandoffInvalid => &["x-error-pd-prefill", "x-error-routing"],
@@ -194,7 +232,9 @@ impl Reason {
         match self {
             Reason::InvalidApiKey => Some("invalid_api_key"),
             Reason::ModelUnknown => Some("model_not_found"),
-            Reason::RateLimited => Some("rate_limit_exceeded"),
+            Reason::RateLimited | Reason::UserRequestsExceeded | Reason::UserTokensExceeded => {
+                Some("rate_limit_exceeded")
+            }
             Reason::NoRoutablePods | Reason::SelectionFailed | Reason::Overloaded | Reason::ShuttingDown => {
                 Some("service_unavailable")
             }
@@ -217,6 +257,12 @@ impl Reason {
             Reason::ModelUnknown | Reason::NoRoutablePods => "x-error-no-model-backends_fail",
             Reason::BadStrategy => "x-error-invalid-routing-strategy_fail",
             Reason::RateLimited => "x-error-model-rps-exceeded_fail",
+            Reason::RateUncountable => "x-error-incr-model-rps_fail",
+            Reason::UserUnknown => "x-error-user_fail",
+            Reason::UserUncountable => "x-error-incr-rpm_fail",
+            Reason::UserRequestsExceeded => "x-error-rpm-exceeded_fail",
+            Reason::UserTokensExceeded => "x-error-tpm-exceeded_fail",
+            Reason::UsageNotAsked => "x-error-no-stream-options-include-usage_fail",
             Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest => "x-error-routing_fail",
             Reason::PrefillRejected => "pd_prefill_rejected",
             Reason::PrefillFailed | Reason::HandoffInvalid => "pd_prefill_failure",

@@ -6,6 +6,7 @@
 mod debug;
 mod decisions;
 mod ready;
+mod state;
 
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use crate::fleet::{Fleet, Role, Snapshot};
 use crate::knobs::Report;
 use crate::load::TokenLoad;
 use crate::routing::Journal;
+use crate::state::plane::StatePlane;
 use crate::telemetry::{FleetGauges, Metrics, ModelGauge, PodGauge, TokenGauge};
 
 /// Lists what is wrong with the fleet's manifests, one sentence each.
@@ -56,6 +58,8 @@ pub struct AdminState {
     pub clock: Clock,
     /// Age beyond which a pod's metrics count as unknown.
     pub max_metric_age: Duration,
+    /// What this replica shares with others.
+    pub plane: Arc<dyn StatePlane>,
     /// Called before each exposition.
     pub before_metrics: BeforeMetrics,
 }
@@ -75,6 +79,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/models", get(models))
         .route("/debug/fleet", get(debug::fleet))
         .route("/debug/decisions", get(decisions::decisions))
+        .route("/debug/state", get(state::state))
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(state)
@@ -82,6 +87,7 @@ pub fn router(state: AdminState) -> Router {
 
 async fn metrics(State(state): State<AdminState>) -> impl IntoResponse {
     (state.before_metrics)(&state.metrics);
+    state::gauge(&state.plane.status(state.clock.now()), &state.metrics);
     state.metrics.set_config_errors(state.report.config_errors + (state.problems)().len());
     let gauges = gauges(&state.fleet.load(), state.clock);
     let page = state.metrics.render(&gauges, state.clock.now());

@@ -41,14 +41,15 @@ pub(super) async fn readyz(State(state): State<AdminState>) -> (StatusCode, Json
     if snapshot.version == 0 {
         reasons.push("no snapshot of the fleet yet");
     }
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = Vec::new();
     if snapshot.version != 0 && routable == 0 {
-        notes.push("no routable pods");
+        notes.push("no routable pods".to_owned());
     }
     let problems = (state.problems)();
     if state.report.config_errors > 0 || !problems.is_empty() {
-        notes.push("configuration errors");
+        notes.push("configuration errors".to_owned());
     }
+    notes.extend(super::state::notes(&state.plane.status(state.clock.now())));
     let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let detail = json!({
         "ready": reasons.is_empty(),

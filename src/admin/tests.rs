@@ -70,6 +70,7 @@ fn model(pods: Vec<Arc<Pod>>) -> Model {
 
 fn state() -> AdminState {
     AdminState {
+        plane: Arc::new(crate::state::plane::LocalPlane),
         fleet: Arc::new(Fleet::default()),
         metrics: Arc::new(Metrics::new("gw-0")),
         readiness: Arc::new(Readiness::default()),

@@ -57,8 +57,7 @@ impl Keeper {
         Keeper { bands, picture: None, retired: None, watched: Vec::new() }
     }
 
-    /// What was observed since the last refresh, and what other replicas observed, may be merged into `picture` by
-    /// this: drain, decay, replan, publish. `model` must be the one that the bands belong to.
+    /// What was observed since the last refresh, here and by other replicas: drain, decay, replan, publish. `model` must be the one that the bands belong to.
     pub fn refresh(&mut self, model: &Model, gateway: &PdKnobs, now: Tick) {
         let questions = questions(model, gateway);
         if questions.is_empty() {
@@ -94,6 +93,10 @@ impl Keeper {
         };
         picture.decay(now);
         picture.absorb(&increments);
+        self.bands.shared.keep(&increments);
+        for observed in self.bands.shared.heard() {
+            picture.absorb_old(&observed.increments, observed.age);
+        }
         let mut earlier = std::mem::take(&mut self.watched);
         self.watched = questions
             .into_iter()

@@ -13,6 +13,7 @@ mod groups;
 mod keeper;
 mod layout;
 mod plan;
+mod shared;
 mod sketch;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ pub use groups::{MAX_PROFILES, enabled, groups};
 pub use keeper::{Keeper, Keepers, PLAN_AGE};
 pub use layout::Layout;
 pub use plan::{BandView, Banded, Group, Plan, borders};
+pub use shared::Observed;
 pub use sketch::{HALF_LIFE, Increments, Picture, Sketch, Tally};
 
 /// The longest prompt of each roleset that a live plan of the fleet holds, tokens; `u64::MAX` = no end.
@@ -57,6 +59,7 @@ pub struct ProfilePlan {
 #[derive(Debug, Default)]
 pub struct ModelBands {
     sketch: Sketch,
+    shared: shared::Shared,
     plans: ArcSwap<Vec<ProfilePlan>>,
 }
 
@@ -70,6 +73,21 @@ impl ModelBands {
     /// True when observations are kept.
     pub fn is_on(&self) -> bool {
         self.sketch.is_on()
+    }
+
+    /// From now on somebody tells other replicas what is observed here.
+    pub fn share(&self) {
+        self.shared.begin();
+    }
+
+    /// What was observed here since this was last asked, for the other replicas.
+    pub fn take_observed(&self) -> Option<Increments> {
+        self.shared.take()
+    }
+
+    /// What another replica observed; the next plan counts it in.
+    pub fn hear(&self, observed: Observed) {
+        self.shared.hear(observed);
     }
 
     /// The live plans, ordered by profile.

@@ -42,6 +42,25 @@ impl Increments {
         }
     }
 
+    /// Of bins (first, last) with their requests and tokens.
+    pub fn of(bins: BTreeMap<(u64, u64), (u64, u64)>) -> Increments {
+        let mut increments = Increments::default();
+        for (bin, (requests, tokens)) in bins {
+            increments.add(bin, Tally { requests, tokens });
+        }
+        increments
+    }
+
+    /// Bins (first, last) in which something was observed.
+    pub fn bins(&self) -> impl Iterator<Item = ((u64, u64), Tally)> {
+        self.bins.iter().map(|(bin, tally)| (*bin, *tally))
+    }
+
+    /// Nothing was observed.
+    pub fn is_empty(&self) -> bool {
+        self.bins.is_empty()
+    }
+
     /// All of it.
     pub fn total(&self) -> Tally {
         let mut total = Tally::default();
@@ -175,8 +194,14 @@ impl Picture {
 
     /// Takes increments in, as if all of them had been observed now.
     pub fn absorb(&mut self, increments: &Increments) {
+        self.absorb_old(increments, Duration::ZERO);
+    }
+
+    /// Takes increments in that were observed so long ago.
+    pub fn absorb_old(&mut self, increments: &Increments, age: Duration) {
+        let weight = (-age.as_secs_f64() / HALF_LIFE.as_secs_f64()).exp2();
         for (bin, tally) in &increments.bins {
-            self.spread(*bin, tally.requests as f64, tally.tokens as f64);
+            self.spread(*bin, tally.requests as f64 * weight, tally.tokens as f64 * weight);
         }
     }
 

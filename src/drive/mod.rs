@@ -27,6 +27,8 @@ use crate::engines::leg::{EngineClient, LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, Lookups};
 use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
+use crate::state::limits::LimitVerdict;
+use crate::state::plane::Claimed;
 use crate::telemetry::{PrefillLeg, Tracer, request_id};
 use trace::Spans;
 
@@ -122,7 +124,9 @@ impl Driver {
         let mut spans = Spans::default();
         let mut prefill: Pending<LegOutcome> = None;
         let mut prepare: Pending<Prepared> = None;
+        let mut charge: Pending<LimitVerdict> = None;
         let mut lookup: Pending<Result<Arc<LookedUp>, LookupError>> = None;
+        let mut claim: Pending<Claimed> = None;
         let mut delivery: Option<BoxFuture<'static, ()>> = None;
         let mut effects = Vec::with_capacity(4);
         // A token of its own: thousands of tasks that look at one would share its lock.
@@ -136,6 +140,8 @@ impl Driver {
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
+                verdict = arrived(&mut charge) => Incoming::Event(Event::LimitsCharged(verdict)),
+                claimed = arrived(&mut claim) => Incoming::Event(Event::Claimed(claimed)),
                 found = arrived(&mut lookup) => Incoming::Event(Event::LookedUp(found)),
                 () = until(deadline) => Incoming::Event(Event::Timer),
                 () = self.stops.idle.cancelled(), if !exchange.begun() => Incoming::Event(Event::Shutdown),
@@ -173,11 +179,17 @@ impl Driver {
                         let client = self.client.clone();
                         prefill = Some(Box::pin(async move { client.prefill(*call).await }));
                     }
+                    Effect::ChargeLimits(call) => {
+                        let limits = self.world.limits.clone();
+                        charge = limits.map(|limits| Box::pin(async move { limits.charge(*call).await }) as _);
+                    }
+                    Effect::Claim(order) => claim = Some(self.world.plane.claim(*order)),
                     Effect::LookUp(call) => {
                         let (lookups, clock) = (Arc::clone(&self.lookups), self.clock);
                         lookup = Some(Box::pin(async move { lookups.get(call.key, call.kind, clock.now()).await }));
                     }
                     Effect::CancelPrefill => prefill = None,
+                    Effect::ForgetConnections => self.client.forget_connections(),
                     Effect::DetachPrefill(leg) => self.detach(prefill.take(), *leg),
                     Effect::Abort(plan) => self.abort(*plan),
                     Effect::Deliver(call) => delivery = Some(self.deliver(*call).boxed()),

@@ -1,8 +1,12 @@
 //! The prefill call: one HTTP/1.1 exchange with one pod. Dropping the future closes the connection, which is how an
 //! engine learns that nobody waits any more.
 
+mod connection;
+
+use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
@@ -10,6 +14,8 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use connection::EngineConnector;
 
 /// Why a prefill leg failed.
 pub use crate::telemetry::PrefillFailureClass as LegFailure;
@@ -84,7 +90,8 @@ pub struct LegRequest {
 }
 
 /// How long a connection may have been idle to be used again. A request that meets an engine closing its connection fails,
-/// and must not be sent twice, since nobody can tell whether it was read. So this lies far below the keep-alive time of
+/// and must not be sent twice, since nobody can tell whether it was read (unless the close is there before a byte is
+/// sent: see [`connection`]). So this lies far below the keep-alive time of
 /// any usual server (gunicorn: 2 s, uvicorn: 5 s) and only serves pods that are busy; to the others, connecting is cheap.
 const POOL_IDLE: Duration = Duration::from_millis(500);
 /// A pod that does not even accept a connection for this long is not there.
@@ -92,10 +99,14 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle connections kept for one pod.
 const POOL_PER_HOST: usize = 64;
 
+type HttpClient = Client<EngineConnector, Full<Bytes>>;
+
 /// An HTTP client for engines. Cheap to clone; clones share the pool.
 #[derive(Clone, Debug)]
 pub struct EngineClient {
-    client: Client<HttpConnector, Full<Bytes>>,
+    pooling: Arc<ArcSwap<HttpClient>>,
+    /// Never uses a connection twice.
+    fresh: HttpClient,
 }
 
 impl Default for EngineClient {
@@ -104,18 +115,28 @@ impl Default for EngineClient {
     }
 }
 
+/// A client that keeps this many idle connections for one pod.
+fn client(idle: usize) -> HttpClient {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    Client::builder(TokioExecutor::new())
+        .pool_idle_timeout(POOL_IDLE)
+        .pool_max_idle_per_host(idle)
+        .pool_timer(TokioTimer::new())
+        .build(EngineConnector(connector))
+}
+
 impl EngineClient {
     /// A client with its own pool.
     pub fn new() -> EngineClient {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let client = Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(POOL_IDLE)
-            .pool_max_idle_per_host(POOL_PER_HOST)
-            .pool_timer(TokioTimer::new())
-            .build(connector);
-        EngineClient { client }
+        EngineClient { pooling: Arc::new(ArcSwap::from_pointee(client(POOL_PER_HOST))), fresh: client(0) }
+    }
+
+    /// Uses none of the connections again that there are now. For a process that was stopped, or whose machine was: what
+    /// its clock takes for a moment may have been an hour, and the engines have closed them, perhaps unheard.
+    pub fn forget_connections(&self) {
+        self.pooling.store(Arc::new(client(POOL_PER_HOST)));
     }
 
     /// Sends a POST and hands out the answer as it streams. Used for the decode leg of the HTTP front.
@@ -126,8 +147,19 @@ impl EngineClient {
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<http::Response<hyper::body::Incoming>, LegError> {
-        let request = build(Method::POST, address, path, headers, body)?;
-        self.client.request(request).await.map_err(|error| LegError::from_client(&error))
+        self.send(build(Method::POST, address, path, headers, body)?).await
+    }
+
+    /// Sends a request, over a connection of the pool if there is one. Should that turn out to be closed before a byte was
+    /// sent, the request goes over a new one: nobody has seen it.
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<http::Response<hyper::body::Incoming>, LegError> {
+        let again = request.clone();
+        let sent = self.pooling.load().request(request);
+        match sent.await {
+            Err(error) if connection::closed_before(&error) => self.fresh.request(again).await,
+            sent => sent,
+        }
+        .map_err(|error| LegError::from_client(&error))
     }
 
     /// Makes a prefill call.
@@ -140,10 +172,7 @@ impl EngineClient {
     /// Sends a GET and reads the answer, `timeout` bounding the whole exchange. A redirect is an answer, and is not
     /// followed.
     pub async fn ask(&self, address: &str, path: &str, timeout: Duration, max_answer_bytes: usize) -> LegOutcome {
-        let response = async {
-            let request = build(Method::GET, address, path, HeaderMap::new(), Bytes::new())?;
-            self.client.request(request).await.map_err(|error| LegError::from_client(&error))
-        };
+        let response = async { self.send(build(Method::GET, address, path, HeaderMap::new(), Bytes::new())?).await };
         outcome(response, timeout, max_answer_bytes).await
     }
 }

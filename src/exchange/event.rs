@@ -10,6 +10,8 @@ use super::{PrepareJob, Prepared};
 use crate::engines::leg::{LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, LookupKey, LookupKind};
 use crate::error::ApiError;
+use crate::state::limits::{LimitCall, LimitVerdict};
+use crate::state::plane::{ClaimOrder, Claimed};
 use crate::telemetry::{AbortTrigger, PrefillLeg, RequestRecord};
 
 /// Which adapter drives the machine: they differ in who reaches the decode pod.
@@ -74,6 +76,10 @@ pub enum Event {
     },
     /// [`Effect::Prepare`] is done.
     Prepared(Prepared),
+    /// [`Effect::ChargeLimits`] is done. Dropped unheard, it gives the places back.
+    LimitsCharged(LimitVerdict),
+    /// [`Effect::Claim`] is done.
+    Claimed(Claimed),
     /// [`Effect::LookUp`] is done.
     LookedUp(Result<Arc<LookedUp>, LookupError>),
     /// The prefill leg ended.
@@ -172,8 +178,13 @@ pub enum Effect {
     },
     /// Compute this off the event loop and come back with [`Event::Prepared`].
     Prepare(Box<PrepareJob>),
+    /// Take places in the limits that replicas share, and come back with [`Event::LimitsCharged`] soon
+    /// (`TANDEM_RATE_LIMIT_WAIT_MS`).
+    ChargeLimits(Box<LimitCall>),
     /// The answer to the body takes up to this long: ask the peer to wait.
     ExtendTimeout(Duration),
+    /// Commit in the state plane what was charged, and come back with [`Event::Claimed`].
+    Claim(Box<ClaimOrder>),
     /// Ask the prefill pod, or the cache of what it said, what its dialect needs to know before a leg; come back with
     /// [`Event::LookedUp`].
     LookUp(Box<LookupCall>),
@@ -181,6 +192,8 @@ pub enum Effect {
     StartPrefill(Box<LegRequest>),
     /// Stop the prefill leg by closing its connection.
     CancelPrefill,
+    /// The process was stopped for a while: use none of the connections to engines again that there are.
+    ForgetConnections,
     /// Let the prefill leg go on until it ends by itself: nobody waits for its outcome, which only counts.
     DetachPrefill(Box<PrefillLeg>),
     /// Tell pods to drop the request; nobody waits for that.

@@ -2,9 +2,11 @@
 
 mod again;
 mod answering;
+mod claiming;
 mod ending;
 mod intake;
 mod legs;
+mod limits;
 mod prefill;
 mod watchdog;
 
@@ -26,10 +28,12 @@ use crate::engines::Protocol;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Model, Pod};
 use crate::knobs::{AbortKnobs, DecodeWatchdog};
-use crate::load::{Pairs, RateCharge};
+use crate::load::Pairs;
 use crate::request::{Endpoint, ParsedBody};
-use crate::routing::Charges;
+use crate::routing::{Charges, PromptLength};
+use crate::state::limits::Places;
 use crate::telemetry::{InFlight, Limit, Outcome, PrefillLeg, RequestRecord, Timings};
+use claiming::{Claiming, Claims};
 use ending::Faults;
 use watchdog::Watchdog;
 
@@ -44,7 +48,9 @@ enum State {
     AwaitHead,
     AwaitBody,
     Resolving(Box<Unresolved>),
+    Admitting(Box<Admitting>),
     Preparing(Box<Routing>),
+    Claiming(Box<Claiming>),
     LookingUp(Box<Legs>),
     Prefilling(Box<Prefilling>),
     AwaitAnswer,
@@ -65,6 +71,13 @@ struct Routing {
     body: ParsedBody,
     model: Arc<Model>,
     plan: Plan,
+}
+
+/// The same, while its places in the limits that replicas share are being taken.
+struct Admitting {
+    routing: Routing,
+    /// What an earlier count of the prompt came to.
+    counted: Option<PromptLength>,
 }
 
 /// All that a selection needs, kept for as long as there may be another one.
@@ -122,8 +135,8 @@ pub struct Exchange {
     received_bytes: usize,
     reservation: Reservation,
     charges: Option<Charges>,
-    /// The request's place in the model's rate; kept once it goes on to the pod that answers it.
-    rate: Option<RateCharge>,
+    /// The request's places in the limits on its model and its user; kept once it goes on to the pod that answers it.
+    places: Places,
     /// The profile that the hints chose, when the client asked for that.
     chosen_profile: Option<Arc<str>>,
     in_flight: Option<InFlight>,
@@ -132,6 +145,7 @@ pub struct Exchange {
     extended: bool,
     /// What another selection would need; gone as soon as there can be none.
     asked: Option<Box<Asked>>,
+    claims: Claims,
     /// The request has started over once.
     retried: bool,
     /// The pod that it must not go to again: its slot.
@@ -190,12 +204,13 @@ impl Exchange {
             received_bytes: 0,
             reservation,
             charges: None,
-            rate: None,
+            places: Places::default(),
             chosen_profile: None,
             in_flight,
             answer_headers: HeaderMap::new(),
             extended: false,
             asked: None,
+            claims: Claims::default(),
             retried: false,
             avoid: None,
             legs: None,
@@ -283,7 +298,11 @@ impl Exchange {
             (State::Resolving(unresolved), Event::Prepared(counted)) => {
                 self.on_counted(now, *unresolved, counted, effects)
             }
+            (State::Admitting(admitting), Event::LimitsCharged(verdict)) => {
+                self.on_limits(now, *admitting, verdict, effects)
+            }
             (State::Preparing(routing), Event::Prepared(prepared)) => self.route(now, *routing, prepared, effects),
+            (State::Claiming(claiming), Event::Claimed(claimed)) => self.on_claimed(now, *claiming, claimed, effects),
             (State::LookingUp(legs), Event::LookedUp(found)) => self.on_looked_up(now, *legs, found, effects),
             (State::Prefilling(prefilling), Event::Prefill(outcome)) => {
                 self.on_prefill(now, *prefilling, &outcome, effects)
@@ -357,12 +376,19 @@ impl Exchange {
                 _,
                 Event::Prefill(_)
                 | Event::Prepared(_)
+                | Event::LimitsCharged(_)
                 | Event::LookedUp(_)
+                | Event::Claimed(_)
                 | Event::DecodeFailed { .. }
                 | Event::BodyTimeout,
             ) => state,
             (
-                State::Resolving(_) | State::Preparing(_) | State::LookingUp(_) | State::Prefilling(_),
+                State::Resolving(_)
+                | State::Admitting(_)
+                | State::Preparing(_)
+                | State::Claiming(_)
+                | State::LookingUp(_)
+                | State::Prefilling(_),
                 Event::Body { data, .. },
             ) if data.is_empty() => state,
             _ => self.defect(now, &state, "the request's parts came in an order that cannot be", effects),

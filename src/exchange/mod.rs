@@ -6,10 +6,10 @@
 //! that the request charged is released.
 //!
 //! ```text
-//! AwaitHead ─▶ AwaitBody ─▶ Resolving ─▶ Preparing ─▶ LookingUp ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
-//!                  │ (no count needed) ───▲ │ (nothing to ask) ────────▲             ▲              │
-//!                  │                        │  (no prefill leg, or both legs at once) ┘              │
-//!                  └────────────┴───────────┴── refused, cancelled ──────────────────────────────────┴──▶ Ended
+//! AwaitHead ─▶ AwaitBody ─▶ Resolving ─▶ Admitting ─▶ Preparing ─▶ Claiming ─▶ LookingUp ─▶ Prefilling ─▶ AwaitAnswer ─▶ Answering ─▶ Ended
+//!                  │  (no count, no shared limit) ──────▲ │ (nothing to ask) ────────▲             ▲              │
+//!                  │                                      │  (no prefill leg, or both legs at once) ┘              │
+//!                  └────────────┴────────────┴────────────┴── refused, cancelled ──────────────────────────────────┴──▶ Ended
 //! ```
 
 mod admission;

@@ -1,6 +1,7 @@
 //! Orders of events, as tables and as random walks. The oracle after each: one `End` at most, and nothing charged.
 
 mod bands;
+mod claims;
 mod disorder;
 mod effects;
 mod handoff;
@@ -8,6 +9,7 @@ mod legs;
 mod limits;
 mod orders;
 mod profiles;
+mod shared_limits;
 mod strategies;
 mod tokens;
 
@@ -195,9 +197,11 @@ fn name_of(effect: &Effect) -> &'static str {
     match effect {
         Effect::AcceptHead { .. } => "accept",
         Effect::Prepare(_) => "prepare",
+        Effect::ChargeLimits(_) => "charge",
         Effect::ExtendTimeout(_) => "extend",
         Effect::StartPrefill(_) => "prefill",
         Effect::CancelPrefill => "cancel",
+        Effect::ForgetConnections => "forget",
         Effect::Deliver(_) => "deliver",
         Effect::Route(_) => "route",
         Effect::Refuse(_) => "refuse",
@@ -207,6 +211,7 @@ fn name_of(effect: &Effect) -> &'static str {
         Effect::ReplaceChunk(_) => "replace",
         Effect::DropAnswer => "drop",
         Effect::Answer(_) => "answer",
+        Effect::Claim(_) => "claim",
         Effect::LookUp(_) => "look_up",
         Effect::DetachPrefill(_) => "detach",
         Effect::Abort(_) => "abort",

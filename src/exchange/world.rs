@@ -11,6 +11,8 @@ use crate::knobs::Knobs;
 use crate::load::{Ledger, Sessions, SweepReason};
 use crate::prefix::PrefixIndex;
 use crate::routing::Journal;
+use crate::state::limits::SharedLimits;
+use crate::state::plane::{LocalPlane, StatePlane};
 use crate::telemetry::Metrics;
 
 /// What every exchange of a replica shares. All of it can be used without waiting.
@@ -35,13 +37,18 @@ pub struct World {
     /// Token charges of requests in flight, and of blocks that a lease still holds.
     pub ledger: Arc<Ledger>,
     /// Last prompt sizes of sessions.
-    pub sessions: Sessions,
+    pub sessions: Arc<Sessions>,
     /// The last decisions.
     pub journal: Arc<Journal>,
     /// Ids of TensorRT-LLM requests.
     pub snowflake: Snowflake,
     /// Wall-clock time of tick zero, milliseconds since the Unix epoch.
     pub epoch_ms: u64,
+    /// Request-rate limits that replicas share; without them this one counts its models' requests alone, and users are
+    /// not limited.
+    pub limits: Option<Arc<SharedLimits>>,
+    /// What this replica shares with others.
+    pub plane: Arc<dyn StatePlane>,
 }
 
 impl World {
@@ -56,10 +63,12 @@ impl World {
             hash_seed,
             attempts: AtomicU64::new(0),
             ledger: Arc::default(),
-            sessions: Sessions::new(knobs.max_sessions, hash_seed),
+            sessions: Arc::new(Sessions::new(knobs.max_sessions, hash_seed)),
             journal: Arc::default(),
             snowflake: Snowflake::new(knobs.trt_machine_id),
             epoch_ms: 0,
+            limits: None,
+            plane: Arc::new(LocalPlane),
             knobs,
         }
     }
@@ -69,6 +78,20 @@ impl World {
     #[must_use]
     pub fn at_epoch_ms(mut self, epoch_ms: u64) -> World {
         self.epoch_ms = epoch_ms;
+        self
+    }
+
+    /// Shares request-rate limits with other replicas.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Arc<SharedLimits>) -> World {
+        self.limits = Some(limits);
+        self
+    }
+
+    /// Shares by this plane.
+    #[must_use]
+    pub fn with_plane(mut self, plane: Arc<dyn StatePlane>) -> World {
+        self.plane = plane;
         self
     }
 

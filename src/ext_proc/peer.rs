@@ -167,6 +167,7 @@ impl Peer for EnvoyPeer {
                 let _ = self.replies.send(Err(Status::aborted("the answer is cut short"))).await;
             }
             Effect::Deliver(_)
+            | Effect::Claim(_)
             | Effect::LookUp(_)
             | Effect::DetachPrefill(_)
             | Effect::Abort(_)
@@ -174,8 +175,10 @@ impl Peer for EnvoyPeer {
             | Effect::DropAnswer
             | Effect::Route(_)
             | Effect::Prepare(_)
+            | Effect::ChargeLimits(_)
             | Effect::StartPrefill(_)
             | Effect::CancelPrefill
+            | Effect::ForgetConnections
             | Effect::End(_) => {}
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use super::snapshot::MAX_DIFFERING;
 use super::{Model, PartialRoleset, Pod, PodKey, PodSpec, PodState, Role, Roleset, Snapshot};
-use crate::load::LoadCell;
+use crate::load::{LoadCell, PlanePort};
 
 /// What makes two sightings of a pod the same incarnation. The key is part of it although a UID should be enough:
 /// hand-written manifests get copied together with their UIDs, and two pods must never share one load cell.
@@ -13,7 +13,7 @@ pub(super) type Identity = (PodKey, Arc<str>, u32);
 
 /// Builds the next snapshot. An incarnation (UID and restart count) of `previous` keeps its [`PodState`] whatever else
 /// changed about it, except that a pod which moved to another model starts afresh; a model keeps its
-/// [`crate::load::Commit`], its [`crate::load::PeerCell`] and its [`crate::bands::ModelBands`]. An incarnation that left and comes back while requests still run on it is new in all but its
+/// [`crate::load::Commit`], its [`crate::load::PeerCell`], its [`crate::load::PlanePort`] and its [`crate::bands::ModelBands`]. An incarnation that left and comes back while requests still run on it is new in all but its
 /// load: those requests are still there. `next_slot` numbers new incarnations and only grows. Of several specs with one key the
 /// first counts.
 ///
@@ -26,6 +26,7 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
         seen.entry(&spec.key).or_insert(spec);
     }
     let mut by_model: BTreeMap<&Arc<str>, Vec<Arc<Pod>>> = BTreeMap::new();
+    let mut ports: BTreeMap<&Arc<str>, Arc<PlanePort>> = BTreeMap::new();
     for spec in seen.into_values() {
         let pod = match known.get(&identity(spec)) {
             Some(pod) if pod.spec == *spec => Arc::clone(pod),
@@ -35,7 +36,10 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
                 *next_slot = next_slot.wrapping_add(1);
                 let running = previous.departed.get(&(Arc::clone(&spec.model), identity(spec)));
                 let load = running.and_then(Weak::upgrade).unwrap_or_default();
-                made(spec, Arc::new(PodState::sharing(slot, Arc::new(spec.metric_labels()), load)))
+                let earlier = previous.models.get(&spec.model).map(|model| &model.port);
+                let port = ports.entry(&spec.model).or_insert_with(|| earlier.cloned().unwrap_or_default());
+                let state = PodState::sharing(slot, Arc::new(spec.metric_labels()), load);
+                made(spec, Arc::new(state.known_as(spec.id(), Arc::clone(port))))
             }
         };
         by_model.entry(&spec.model).or_default().push(pod);
@@ -47,6 +51,8 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
             let earlier = previous.models.get(name);
             let commit = earlier.map(|model| Arc::clone(&model.commit)).unwrap_or_default();
             let peers = earlier.map(|model| Arc::clone(&model.peers)).unwrap_or_default();
+            let earlier_port = earlier.map(|model| Arc::clone(&model.port));
+            let port = earlier_port.or_else(|| ports.remove(name)).unwrap_or_default();
             let bands = earlier.map(|model| Arc::clone(&model.bands)).unwrap_or_default();
             let rate = earlier.map(|model| Arc::clone(&model.rate)).unwrap_or_default();
             let pairs = earlier.map(|model| Arc::clone(&model.pairs)).unwrap_or_default();
@@ -56,6 +62,7 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
                 snapshot_version,
                 commit,
                 peers,
+                port,
                 bands,
                 rate,
                 pairs,

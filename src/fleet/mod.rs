@@ -28,7 +28,7 @@ pub use signals::Signals;
 pub use snapshot::{Fleet, Model, PartialRoleset, Roleset, Snapshot};
 
 use crate::knobs::KvConnector;
-use crate::load::{Health, LoadCell};
+use crate::load::{Health, LoadCell, Mark, PlanePort};
 use crate::telemetry::PodLabels;
 
 /// A pod's name: unique among living pods.
@@ -168,6 +168,12 @@ impl PodSpec {
         }
     }
 
+    /// The number by which all replicas know this incarnation. The key is part of it as it is of the incarnation's identity:
+    /// manifests get copied together with their UIDs.
+    pub fn id(&self) -> u64 {
+        crate::load::pod_id(&format!("{}/{}", self.key, self.uid), self.restarts)
+    }
+
     /// The pod's metric labels (reference section 9.1).
     pub fn metric_labels(&self) -> PodLabels {
         let text = |value: &Option<Arc<str>>| value.as_deref().unwrap_or_default().to_owned();
@@ -192,6 +198,12 @@ pub fn join_host_port(host: &str, port: u16) -> String {
 /// its release always lands where it was charged.
 #[derive(Debug)]
 pub struct PodState {
+    /// The number by which all replicas know this incarnation ([`crate::load::pod_id`]).
+    pub id: u64,
+    /// Told when the load changes.
+    pub port: Arc<PlanePort>,
+    /// Whether the port knows of a change already.
+    pub mark: Mark,
     /// A number that names this incarnation in the process; never used twice.
     pub slot: u32,
     /// In-flight work charged by this replica. Shared with an earlier sighting of the same incarnation, if that still has
@@ -214,7 +226,22 @@ impl PodState {
 
     /// The same over a load cell that exists.
     pub fn sharing(slot: u32, labels: Arc<PodLabels>, load: Arc<LoadCell>) -> PodState {
-        PodState { slot, load, health: Arc::default(), signals: ArcSwap::from_pointee(Signals::unknown()), labels }
+        PodState {
+            id: u64::from(slot),
+            port: Arc::default(),
+            mark: Mark::default(),
+            slot,
+            load,
+            health: Arc::default(),
+            signals: ArcSwap::from_pointee(Signals::unknown()),
+            labels,
+        }
+    }
+
+    /// The same, known to other replicas by this number, and with the port of its model.
+    #[must_use]
+    pub fn known_as(self, id: u64, port: Arc<PlanePort>) -> PodState {
+        PodState { id, port, ..self }
     }
 }
 

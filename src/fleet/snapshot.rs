@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use super::build::Identity;
 use super::{Engine, ModelConfig, Pod, PodKey};
 use crate::bands::ModelBands;
-use crate::load::{Commit, LoadCell, Pairs, PeerCell, RateWindow, Settled};
+use crate::load::{Commit, LoadCell, Pairs, PeerCell, PlanePort, RateWindow, Settled};
 
 /// A roleset with at least one routable prefill and one routable decode replica.
 #[derive(Clone, Debug)]
@@ -73,6 +73,8 @@ pub struct Model {
     pub commit: Arc<Commit>,
     /// This replica among those that share the loads of this model; survives snapshots.
     pub peers: Arc<PeerCell>,
+    /// This replica's end of the model's state plane; survives snapshots.
+    pub port: Arc<PlanePort>,
     /// Prompt lengths and the plans made from them; survives snapshots.
     pub bands: Arc<ModelBands>,
     /// Requests of the present second that a profile's limit counts; survives snapshots.

@@ -7,13 +7,6 @@ pub(super) const INERT: &[(&str, &str)] = &[
     ("PROMETHEUS_ENDPOINT_BASIC_AUTH_USERNAME", OWN_RATES),
     ("PROMETHEUS_ENDPOINT_BASIC_AUTH_PASSWORD", OWN_RATES),
     ("AIBRIX_PROMETHEUS_QUERY_INTERVAL_MS", OWN_RATES),
-    ("REDIS_HOST", LOCAL_PLANE),
-    ("REDIS_URL", LOCAL_PLANE),
-    ("REDIS_PORT", LOCAL_PLANE),
-    ("REDIS_PASSWORD", LOCAL_PLANE),
-    ("AIBRIX_TOKEN_LOAD_SHARED_LEDGER", LOCAL_PLANE),
-    ("AIBRIX_STATESYNC_ENABLED", LOCAL_PLANE),
-    ("AIBRIX_STATESYNC_SYNC_PERIOD", LOCAL_PLANE),
     (
         "AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS",
         "blocks that are too old are looked for all the time, a few at every turn",
@@ -31,7 +24,6 @@ pub(super) const INERT: &[(&str, &str)] = &[
 ];
 
 const OWN_RATES: &str = "rates are taken from this replica's own samples of the engine metrics";
-const LOCAL_PLANE: &str = "replicas do not share state in this version, each balances on what it knows itself";
 const REMOTE: &str = "remote tokenizers and KV events are not supported";
 
 /// `tcp://10.0.0.7:6379`: what Kubernetes puts into `REDIS_PORT` beside a service called `redis`. It is nobody's wish.

@@ -9,6 +9,7 @@ mod env;
 mod inert;
 mod otel;
 mod parse;
+mod plane;
 mod read;
 mod settings;
 mod strategy;
@@ -24,6 +25,7 @@ pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
 pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
 pub use parse::MAX_TOKENS;
+pub use plane::{Grade, PlaneKnobs, RateFallback, RedisTarget};
 pub use strategy::{MAX_STRATEGY_WEIGHT, STRATEGIES, StrategyError, StrategyWeights, parse_strategy};
 
 #[cfg(test)]
@@ -418,6 +420,8 @@ pub struct Knobs {
     pub scrape: ScrapeKnobs,
     /// Prefix index.
     pub prefix: PrefixKnobs,
+    /// What replicas share, and where.
+    pub plane: PlaneKnobs,
     /// Span export.
     pub otel: OtelKnobs,
 }

@@ -89,6 +89,27 @@ pub(super) fn milliseconds(text: &str) -> Result<Duration, Expected> {
     text.parse::<u32>().ok().filter(|n| *n > 0).map(|n| Duration::from_millis(n.into())).ok_or(EXPECTED_TIME)
 }
 
+/// A duration as Go writes it (`1m30s`, `500ms`, `0.5s`), above 0 and up to a day.
+pub(super) fn go_duration(text: &str) -> Result<Duration, Expected> {
+    const EXPECTED: Expected = "a duration above 0 and up to a day such as 10s, 500ms or 1m30s";
+    const UNITS: [(&str, f64); 6] =
+        [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("m", 60.0), ("h", 3600.0)];
+    let (mut rest, mut seconds) = (text, 0.0);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or(EXPECTED)?;
+        let (number, tail) = rest.split_at(digits);
+        let number: f64 = number.parse().map_err(|_| EXPECTED)?;
+        let (unit, factor) = UNITS
+            .into_iter()
+            .find(|(unit, _)| tail.starts_with(unit))
+            .or(tail.starts_with('s').then_some(("s", 1.0)))
+            .ok_or(EXPECTED)?;
+        seconds += number * factor;
+        rest = tail.strip_prefix(unit).unwrap_or_default();
+    }
+    Some(seconds).filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0).map(Duration::from_secs_f64).ok_or(EXPECTED)
+}
+
 /// Whole seconds above 0.
 pub(super) fn seconds(text: &str) -> Result<Duration, Expected> {
     text.parse::<u32>().ok().filter(|n| *n > 0).map(|n| Duration::from_secs(n.into())).ok_or(EXPECTED_TIME)
@@ -170,6 +191,24 @@ fn hex(digit: u8) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_follow_go() {
+        for (text, millis) in [
+            ("10s", 10_000),
+            ("500ms", 500),
+            ("1m30s", 90_000),
+            ("0.5s", 500),
+            ("1.5h", 5_400_000),
+            ("24h", 86_400_000),
+            ("1500us", 1),
+        ] {
+            assert_eq!(go_duration(text).map(|time| time.as_millis()), Ok(millis), "{text}");
+        }
+        for text in ["", "10", "s", "0s", "-1s", "24h1ns", "1.2.3s", "10 s", "1d", "1e3s"] {
+            assert!(go_duration(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn booleans_follow_go() {

@@ -7,7 +7,7 @@ use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
     Addressing, Drain, Ejection, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs,
-    Secret, Tokenizer, decode, inert, otel, parse_strategy, settings,
+    Secret, Tokenizer, decode, inert, otel, parse_strategy, plane, settings,
 };
 
 /// What an ext_proc message holds beside the body: field headers, attributes, metadata.
@@ -76,7 +76,7 @@ impl Reader<'_> {
         self.optional(name, |text| Ok(text.to_owned()), String::clone)
     }
 
-    fn secret(&mut self, name: &'static str) -> Option<Secret> {
+    pub(super) fn secret(&mut self, name: &'static str) -> Option<Secret> {
         self.optional(name, |text| Ok(Secret::new(text)), |secret| format!("{secret:?}"))
     }
 
@@ -224,6 +224,7 @@ impl Knobs {
         };
         let scrape = read_scrape(&mut reader);
         let prefix = read_prefix(&mut reader);
+        let plane = plane::read(&mut reader);
         let otel = otel::read(&mut reader);
         reader.report_inert();
         if !refusals.is_empty() {
@@ -245,6 +246,7 @@ impl Knobs {
             drain,
             scrape,
             prefix,
+            plane,
             otel,
         };
         Ok((knobs, reader.report))

@@ -1,6 +1,7 @@
 //! The table of settings: what `docs/configuration.md` and the start-up report list, in this order.
 
 mod otel;
+mod plane;
 
 /// One variable for the reader of the documentation.
 #[derive(Clone, Copy, Debug)]
@@ -439,7 +440,7 @@ pub(super) const GROUPS: &[Group] = &[
                 "unset",
                 "number",
                 "",
-                "Seed of the block hashes; unset means random per process.",
+                "Seed of the block hashes; unset means random per process, or, with Redis, made from the password so that replicas agree.",
             ),
             one("TANDEM_PREFIX_CACHE_BYTES", "268435456", "bytes", "", "Memory of the index."),
             one(
@@ -458,5 +459,6 @@ pub(super) const GROUPS: &[Group] = &[
             ),
         ],
     },
+    plane::PLANE,
     otel::OTEL,
 ];

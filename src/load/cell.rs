@@ -130,6 +130,7 @@ impl PrefillCharge {
     /// Charges one prefill leg.
     pub fn open(pod: &Arc<PodState>) -> PrefillCharge {
         pod.load.prefills.fetch_add(1, Ordering::AcqRel);
+        pod.port.mark(pod);
         PrefillCharge(Arc::clone(pod))
     }
 
@@ -142,6 +143,7 @@ impl PrefillCharge {
 impl Drop for PrefillCharge {
     fn drop(&mut self) {
         self.0.load.prefills.fetch_sub(1, Ordering::AcqRel);
+        self.0.port.mark(&self.0);
     }
 }
 
@@ -156,6 +158,7 @@ impl DecodeCharge {
     /// Charges one decode request as pending.
     pub fn open(pod: &Arc<PodState>) -> DecodeCharge {
         pod.load.decodes.fetch_add(ONE_PENDING, Ordering::AcqRel);
+        pod.port.mark(pod);
         DecodeCharge { pod: Arc::clone(pod), handed_over: false }
     }
 
@@ -170,6 +173,7 @@ impl DecodeCharge {
             self.handed_over = true;
             // One atomic step: minus one pending, plus one running. No reader sees the request nowhere or twice.
             self.pod.load.decodes.fetch_sub(ONE_PENDING - 1, Ordering::AcqRel);
+            self.pod.port.mark(&self.pod);
         }
     }
 
@@ -188,5 +192,6 @@ impl Drop for DecodeCharge {
     fn drop(&mut self) {
         let amount = if self.handed_over { 1 } else { ONE_PENDING };
         self.pod.load.decodes.fetch_sub(amount, Ordering::AcqRel);
+        self.pod.port.mark(&self.pod);
     }
 }

@@ -10,6 +10,7 @@ mod commit;
 mod health;
 mod ledger;
 mod peers;
+mod port;
 mod rate;
 mod remote;
 mod sessions;
@@ -29,6 +30,7 @@ pub use health::{
 };
 pub use ledger::{Ledger, Swept, TokenCharges};
 pub use peers::{Heard, PeerCell, Peers};
+pub use port::{Mark, PlanePort};
 pub use rate::{RateCharge, RateWindow};
 pub use remote::{FADES_AFTER, FADES_OVER, Remote, Scope};
 pub use sessions::{MAX_SESSION_KEY, Sessions};

@@ -13,7 +13,7 @@ use crate::clock::Tick;
 /// A replica among its peers, at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peers {
-    /// A number that no other of them has. Numbers that follow on one another are best: see `routing::together`.
+    /// A number that no other of them has. Those from 0 on are best: see `routing::together`.
     pub rank: u32,
     /// How many share their loads; 1 = this one is alone.
     pub count: u32,
@@ -31,7 +31,7 @@ pub struct Heard {
     pub answers: u64,
     /// Requests of others that have been charged since the last news.
     pub newcomers: u64,
-    /// The version of the shared state that is known now. Numbers that replicas agree on; older ones are passed over.
+    /// The version of the shared state that is known now: a number that replicas agree on.
     pub version: u64,
 }
 
@@ -107,7 +107,7 @@ impl PeerCell {
 
     /// News have come at `now`. For one task only.
     pub fn heard(&self, news: Heard, now: Tick) {
-        self.version.fetch_max(news.version, Ordering::AcqRel);
+        self.version.store(news.version, Ordering::Release);
         let until = self.until.load(Ordering::Relaxed);
         if until > 0 && now.0 > until {
             self.saw(self.arrived.load(Ordering::Relaxed));

@@ -51,10 +51,27 @@ impl Sessions {
     /// no longer than `ttl` ago. `None`: not seen, or not grown; the note is made in any case. A `ttl` of zero turns the
     /// rule off, and an empty or over-long key is ignored.
     pub fn grow(&self, model: &str, key: &[u8], tokens: u64, ttl: Duration, now: Tick) -> Option<u64> {
-        if key.is_empty() || key.len() > MAX_SESSION_KEY || ttl.is_zero() {
+        if ttl.is_zero() {
             return None;
         }
-        let hash = xxhash_rust::xxh64::xxh64(key, xxhash_rust::xxh64::xxh64(model.as_bytes(), self.seed));
+        let (previous, idle) = self.note(self.hash(model, key)?, tokens, now)?;
+        let (fresh, tokens) = (idle <= ttl.min(MAX_TTL).as_secs(), tokens.min(MAX_TOKENS));
+        (fresh && tokens > previous).then(|| tokens - previous)
+    }
+
+    /// The number by which replicas with the same seed know a session; `None` for a key that is ignored.
+    pub fn hash(&self, model: &str, key: &[u8]) -> Option<u64> {
+        let usable = !key.is_empty() && key.len() <= MAX_SESSION_KEY;
+        usable.then(|| xxhash_rust::xxh64::xxh64(key, xxhash_rust::xxh64::xxh64(model.as_bytes(), self.seed)))
+    }
+
+    /// Another replica saw a session's prompt have so many tokens.
+    pub fn learn(&self, session: u64, tokens: u64, now: Tick) {
+        self.note(session, tokens, now);
+    }
+
+    /// Notes a session's tokens; what they were before, and how many seconds ago that was.
+    fn note(&self, hash: u64, tokens: u64, now: Tick) -> Option<(u64, u64)> {
         let fingerprint = hash >> (TIME_BITS + TOKEN_BITS);
         let tokens = tokens.min(MAX_TOKENS);
         let now = seconds(now);
@@ -67,9 +84,7 @@ impl Sessions {
             let word = place.load(Ordering::Relaxed);
             if word != 0 && word >> (TIME_BITS + TOKEN_BITS) == fingerprint {
                 place.store(entry, Ordering::Relaxed);
-                let previous = word >> TIME_BITS & MAX_TOKENS;
-                let fresh = age(word, now) <= ttl.min(MAX_TTL).as_secs();
-                return (fresh && tokens > previous).then(|| tokens - previous);
+                return Some((word >> TIME_BITS & MAX_TOKENS, age(word, now)));
             }
             let idle = if word == 0 { u64::MAX } else { age(word, now) };
             if oldest.is_none_or(|(_, _, most)| idle > most) {

@@ -17,7 +17,16 @@ pub(super) struct Open {
 impl Open {
     /// Takes everything back if its time is over.
     pub(super) fn sweep(&self, now: Tick) -> Option<SweepReason> {
-        self.claim.sweep(&self.pod.load.tokens, now)
+        let swept = self.claim.sweep(&self.pod.load.tokens, now);
+        if swept.is_some() {
+            self.changed();
+        }
+        swept
+    }
+
+    /// Tells whoever publishes the pod's work.
+    fn changed(&self) {
+        self.pod.port.mark(&self.pod);
     }
 }
 
@@ -41,6 +50,7 @@ impl TokenCharge {
     #[must_use]
     pub fn charge(self) -> TokenCharge {
         self.0.claim.charge(&self.0.pod.load.tokens);
+        self.0.changed();
         self
     }
 
@@ -62,11 +72,13 @@ impl TokenCharge {
     /// The prefill call has returned: the tokens are not active any more. Doing it again changes nothing.
     pub fn prefill_done(&self, now: Tick) {
         self.0.claim.release(&self.0.pod.load.tokens, ACTIVE, Some(now));
+        self.0.changed();
     }
 
     /// The request is over: takes back what is left, and notes when.
     pub fn finish(self, now: Tick) {
         self.0.claim.release(&self.0.pod.load.tokens, ACTIVE | KV | DECODE, Some(now));
+        self.0.changed();
     }
 
     /// The request shows that it is alive: its time to live starts anew.
@@ -80,11 +92,13 @@ impl TokenCharge {
         let load = &self.0.pod.load.tokens;
         self.0.claim.release(load, ACTIVE, None);
         self.0.claim.strand(load, until);
+        self.0.changed();
     }
 }
 
 impl Drop for TokenCharge {
     fn drop(&mut self) {
         self.0.claim.release_unless_stranded(&self.0.pod.load.tokens);
+        self.0.changed();
     }
 }

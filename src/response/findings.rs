@@ -52,9 +52,10 @@ impl Findings {
         }
         self.error |= object.get_non_null("error").is_some();
         self.error |= aborted(object);
-        // SGLang's native endpoint keeps its reason one level deeper.
-        if let Some(Ok(meta)) = object.get("meta_info").map(|value| JsonObject::parse(value.as_bytes())) {
-            self.error |= aborted(&meta);
+        // SGLang's native endpoint keeps its reason one level deeper, beside the counts.
+        if let Some(meta) = object.get("meta_info") {
+            self.usage.merge(meta);
+            self.error |= JsonObject::parse(meta.as_bytes()).is_ok_and(|meta| aborted(&meta));
         }
         if let Some(choices) = object.get("choices") {
             // An array or not: what cannot be read says nothing.

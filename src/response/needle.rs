@@ -9,6 +9,8 @@ use memchr::memmem::Finder;
 #[derive(Clone, Debug)]
 pub(super) struct Needles {
     usage: Finder<'static>,
+    meta_info: Finder<'static>,
+    finish_reason: Finder<'static>,
     error: Finder<'static>,
     abort: Finder<'static>,
     message_stop: Finder<'static>,
@@ -21,6 +23,8 @@ impl Needles {
     pub(super) fn new() -> Needles {
         Needles {
             usage: Finder::new("\"usage\""),
+            meta_info: Finder::new("\"meta_info\""),
+            finish_reason: Finder::new("\"finish_reason\""),
             error: Finder::new("\"error\""),
             abort: Finder::new("\"abort\""),
             message_stop: Finder::new("\"message_stop\""),
@@ -32,12 +36,14 @@ impl Needles {
         has_value(&self.usage, text)
             || has_value(&self.error, text)
             || self.abort.find(text).is_some()
+            // SGLang's native endpoint repeats its counts with every event, and the text so far: the last one will do.
+            || (self.meta_info.find(text).is_some() && has_value(&self.finish_reason, text))
             || (text.len() <= SHORT_EVENT && self.message_stop.find(text).is_some())
     }
 
-    /// Where the values of keys `usage` begin.
+    /// Where the values of keys `usage` begin, and of SGLang's `meta_info`.
     pub(super) fn usage_values<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
-        values(&self.usage, text)
+        values(&self.usage, text).chain(values(&self.meta_info, text))
     }
 
     /// Whether `"abort"` is the value of a `finish_reason`, for text that cannot be parsed as a whole.
@@ -86,6 +92,9 @@ mod tests {
             (r#"{"finish_reason":"abort"}"#, true),
             (r#"{"finish_reason":"aborted"}"#, false),
             (r#"{"type":"message_stop"}"#, true),
+            (r#"{"text":"x","meta_info":{"finish_reason":null,"completion_tokens":1}}"#, false),
+            (r#"{"text":"x","meta_info":{"finish_reason":{"type":"stop"},"completion_tokens":1}}"#, true),
+            (r#"{"choices":[{"finish_reason":"stop"}]}"#, false),
         ] {
             assert_eq!(needles.hit(text.as_bytes()), expected, "{text}");
         }

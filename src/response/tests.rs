@@ -144,6 +144,24 @@ fn other_apis_report_usage_and_end() {
     );
 }
 
+/// SGLang's `/generate` has no `usage`: the counts are in `meta_info`, and grow with each event.
+#[test]
+fn the_native_api_of_sglang_reports_its_counts() {
+    let event = |tokens: u64, finish: &str| {
+        format!(
+            r#"{{"text":"\"usage\"","meta_info":{{"finish_reason":{finish},"prompt_tokens":5,"completion_tokens":{tokens}}}}}"#
+        )
+    };
+    let [first, last] = [event(1, "null"), event(2, r#"{"type":"length","length":2}"#)];
+    assert_eq!(stream(&format!("data: {first}\n\ndata: {last}\n\ndata: [DONE]\n\n")), (usage(5, 2), true, false, 2));
+    // Its client left before the end.
+    assert_eq!(stream(&format!("data: {first}\n\n")), (None, false, false, 1));
+    let whole = |text: &str| watch(AnswerKind::Whole, [text.as_bytes()]).0;
+    assert_eq!(whole(&last), usage(5, 2));
+    let long = format!(r#"{{"text":"{}",{}"#, "x".repeat(3 << 20), last.split_once(',').unwrap().1);
+    assert_eq!(whole(&long), usage(5, 2));
+}
+
 #[test]
 fn errors_in_a_stream_are_seen() {
     for (data, expected) in [

@@ -131,11 +131,8 @@ impl<'a> Search<'a, '_> {
         let bucketing = self.knobs.prompt_length_bucketing;
         let in_range = |pod: &Pod| !bucketing || bucket::pod_fits(pod, request.profile, request.length);
         let combined = |ranges: bool| -> Vec<&'a Arc<Pod>> {
-            let runs_both = |pod: &Pod| {
-                let profile = pod.spec.config.as_ref().and_then(|config| config.profile(request.profile));
-                healthy(pod) && profile.is_some_and(|profile| profile.combined)
-            };
-            model.standalone.iter().filter(|pod| runs_both(pod) && (!ranges || in_range(pod))).collect()
+            let fits = |pod: &Pod| healthy(pod) && runs_both(pod, request) && (!ranges || in_range(pod));
+            model.standalone.iter().filter(|pod| fits(pod)).collect()
         };
         if request.splittable != Splittable::Yes {
             let fits = |pod: &Pod| passes(pod) && in_range(pod);
@@ -171,7 +168,15 @@ impl<'a> Search<'a, '_> {
             }
         }
         if request.splittable == Splittable::CombinedOnly {
-            return Err(RoutingError::NoCombined);
+            // Who waits for a pod that is on its way has asked for nothing wrong.
+            let lets_pass = |pod: &Pod| request.filter.is_none_or(|filter| filter.matches(&pod.spec.labels));
+            let known = model.pods.iter().filter(|pod| {
+                pod.spec.role == Role::Other && pod.spec.serves_http && runs_both(pod, request) && lets_pass(pod)
+            });
+            return Err(match known.count() {
+                0 => RoutingError::NoCombined,
+                known => RoutingError::CombinedNotReady { known },
+            });
         }
         for fits in fitting {
             let (_, mut decodes) = pairs(model, fits, &Exclusions::default());
@@ -182,6 +187,12 @@ impl<'a> Search<'a, '_> {
         }
         Err(incomplete(model, request.filter))
     }
+}
+
+/// Whether the profile of the request makes it a combined pod.
+fn runs_both(pod: &Pod, request: &RequestFacts<'_>) -> bool {
+    let profile = pod.spec.config.as_ref().and_then(|config| config.profile(request.profile));
+    profile.is_some_and(|profile| profile.combined)
 }
 
 impl Pool<'_> {

@@ -333,6 +333,12 @@ pub enum RoutingError {
     /// The request cannot be split, and no pod serves such requests whole. (Not a 503: the client has to ask for less.)
     #[error("the request cannot be split and there are no combined pods")]
     NoCombined,
+    /// The same, but there are such pods: none of them is ready.
+    #[error("the request cannot be split and none of {known} combined pods is ready")]
+    CombinedNotReady {
+        /// Combined pods of the model, ready or not.
+        known: usize,
+    },
     /// The pod that failed the request already is the only one that could serve it.
     #[error("no other pod for another try: the one that failed is the only one of {routable} ready pods that fits")]
     NoOther {

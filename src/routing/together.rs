@@ -12,8 +12,6 @@ use super::least::{Least, least};
 use super::pair::Winner;
 use crate::rng::Rng;
 
-/// Among more replicas places are not exact any more: that keeps what they cost to find bounded.
-const MOST_COUNTED: u32 = 1_024;
 /// More requests are not assumed: what they cost to place is bounded.
 const MAX_AHEAD: usize = 32;
 /// From this size of the group on ties are broken together: smaller, most selections have nobody beside them.
@@ -35,16 +33,20 @@ pub(super) fn ahead(peers: Peers) -> usize {
     ((place(peers.rank, peers.count) * group) as usize).min(MAX_AHEAD)
 }
 
-/// Where a rank stands among `count`, from 0 to 1: each rank in the middle of a part of its own, in the order of the ranks
-/// with their bits reversed (van der Corput), so that any run of ranks is spread over the whole.
+/// Among more replicas places are not counted out: that keeps what they cost to find bounded.
+const MOST_COUNTED: u32 = 1_024;
+
+/// Where a rank stands among `count`, from 0 to 1, in the order of the ranks with their bits reversed (van der Corput), so
+/// that any run of ranks is spread over the whole. Ranks below `count` have the middle of one of so many parts each. Others
+/// (there are some after replicas have come and gone) stand where nearly as few others are.
 fn place(rank: u32, count: u32) -> f64 {
-    let count = count.max(1);
-    let reversed = (rank % count).reverse_bits();
-    if count > MOST_COUNTED {
-        return f64::from(reversed) / (f64::from(u32::MAX) + 1.0);
-    }
-    let before = (0..count).filter(|other| other.reverse_bits() < reversed).count();
-    (before as f64 + 0.5) / f64::from(count)
+    let (count, reversed) = (count.max(1), rank.reverse_bits());
+    let part = if rank < count && count <= MOST_COUNTED {
+        (0..count).filter(|other| other.reverse_bits() < reversed).count() as u64
+    } else {
+        (u64::from(reversed) * u64::from(count)) >> 32
+    };
+    (part as f64 + 0.5) / f64::from(count)
 }
 
 /// True when ties are broken as the others of the group break them.
@@ -264,9 +266,15 @@ mod tests {
             let own = parts.iter().zip(0..).all(|(part, index)| (part - f64::from(index) - 0.5).abs() < 1e-6);
             assert!(own, "{count}: {parts:?}");
         }
-        assert_eq!(place(u32::MAX, 3), place(0, 3), "ranks beyond the count begin again");
         assert_eq!((place(0, 0), place(7, 1)), (0.5, 0.5));
-        assert_eq!([0, 1, 2, 3].map(|rank| place(rank, 1_025)), [0.0, 0.5, 0.25, 0.75]);
+        let parts = [0, 1, 2, 3, u32::MAX].map(|rank| (place(rank, 2_000) * 20_000.0).round() / 10.0);
+        assert_eq!(parts, [0.5, 1_000.5, 500.5, 1_500.5, 1_999.5]);
+        // All replicas were replaced, one by one.
+        for count in [2, 4, 16, 64] {
+            let mut parts: Vec<f64> = (count..2 * count).map(|rank| place(rank, count) * f64::from(count)).collect();
+            parts.sort_by(f64::total_cmp);
+            assert!(parts.iter().zip(0..).all(|(part, index)| (*part as i32) == index), "{count}: {parts:?}");
+        }
     }
 
     /// Requests go to replicas in turn, so those who decide at once are neighbours.

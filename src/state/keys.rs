@@ -1,7 +1,7 @@
 //! The text of every key in Redis.
 //!
 //! All keys of a model share one Cluster hash tag, so that a script stays on one node, and each model has its own, so that
-//! models spread over the nodes. The number in a key is that of the layout behind it: replicas with another layout use
+//! models spread over the nodes; so do those of a user. The number in a key is that of the layout behind it: replicas with another layout use
 //! other keys, rather than misread these.
 
 use std::fmt::Write as _;
@@ -50,14 +50,42 @@ impl ModelKeys {
         format!("tandem:{{{}}}:prefix1", self.tag)
     }
 
-    /// KEYS of `session.lua`: one session of a client, whose name may be anything.
-    pub fn session(&self, session: &str) -> String {
-        format!("tandem:{{{}}}:session1:{:016x}", self.tag, xxhash_rust::xxh64::xxh64(session.as_bytes(), 0))
-    }
-
     /// KEYS of `rate.lua`: one limit on the model, such as its requests per second.
     pub fn rate(&self, limit: &str) -> String {
         format!("tandem:{{{}}}:rate1:{limit}", self.tag)
+    }
+}
+
+/// KEYS of `census.lua`.
+pub const CENSUS: &str = "tandem:census1";
+
+/// The record of a user, where the reference gateway keeps it (its section 8.4).
+pub fn user_record(name: &str) -> String {
+    format!("aibrix-users/{name}")
+}
+
+/// The limits of one user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserKeys {
+    limits: [String; 2],
+}
+
+impl UserKeys {
+    /// The keys of the user called `name`.
+    pub fn new(name: &str) -> UserKeys {
+        let tag = tag(name);
+        UserKeys { limits: ["rpm", "tpm"].map(|limit| format!("tandem:{{user:{tag}}}:rate1:{limit}")) }
+    }
+
+    /// KEYS of `rate.lua`: requests, then tokens, per minute.
+    pub fn limits(&self) -> [&str; 2] {
+        self.limits.each_ref().map(String::as_str)
+    }
+
+    /// The latter alone.
+    pub fn tokens(&self) -> &str {
+        let [_, tokens] = &self.limits;
+        tokens
     }
 }
 
@@ -101,17 +129,33 @@ mod tests {
             let keys = ModelKeys::new(model);
             let mut all: Vec<String> = keys.ledger().map(str::to_owned).to_vec();
             all.extend(keys.sketch("arrivals"));
-            all.extend([keys.prefix(), keys.session("}x{"), keys.rate("rps")]);
+            all.extend([keys.prefix(), keys.rate("rps")]);
             for key in &all {
                 assert_eq!(hashed(key), keys.tag, "{key}");
                 assert!(key.len() < 300 && key.bytes().all(|byte| byte.is_ascii_graphic()), "{key}");
             }
             all.sort();
             all.dedup();
-            assert_eq!(all.len(), 10);
+            assert_eq!(all.len(), 9);
             tags.insert(keys.tag);
         }
         assert_eq!(tags.len(), models.len());
+    }
+
+    #[test]
+    fn the_limits_of_a_user_share_a_slot_and_no_model_has_it() {
+        let long = "u".repeat(5_000);
+        for name in ["alice", "", "a}b", "{", "ü", "user:alice", long.as_str()] {
+            let keys = UserKeys::new(name);
+            let [requests, tokens] = keys.limits();
+            assert_eq!(hashed(requests), hashed(tokens), "{name}");
+            assert!(requests != tokens && tokens == keys.tokens());
+            // A model may be called like a user: then they share a slot, but no key.
+            let model = ModelKeys::new(&format!("user:{name}"));
+            assert!(!keys.limits().contains(&model.rate("rps").as_str()), "{name}");
+            assert!(requests.len() < 300 && requests.bytes().all(|byte| byte.is_ascii_graphic()), "{requests}");
+        }
+        assert_ne!(UserKeys::new("a"), UserKeys::new("A"));
     }
 
     #[test]
@@ -119,7 +163,8 @@ mod tests {
         let keys = ModelKeys::new("org/llama 3");
         assert_eq!(keys.news(), "tandem:{org/llama%203}:ledger1:news");
         assert_eq!(keys.ledger()[0], "tandem:{org/llama%203}:ledger1:control");
-        assert_eq!(keys.session("s"), keys.session("s"));
-        assert_ne!(keys.session("s"), keys.session("t"));
+        assert_eq!(keys.rate("rps"), "tandem:{org/llama%203}:rate1:rps");
+        assert_eq!(UserKeys::new("a b").tokens(), "tandem:{user:a%20b}:rate1:tpm");
+        assert_eq!(user_record("a b"), "aibrix-users/a b");
     }
 }

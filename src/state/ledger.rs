@@ -363,8 +363,7 @@ impl SharedLedger {
             self.counts.received += changes.len() as u64;
             changes
         } else {
-            self.counts.gaps += 1;
-            self.curious = true;
+            self.missed_news();
             Vec::new()
         }
     }
@@ -457,6 +456,17 @@ impl SharedLedger {
     /// The server knows that this replica is gone.
     pub fn has_left(&self) -> bool {
         self.left
+    }
+
+    /// Announcements were missed: the next sync comes as soon as the pace allows.
+    pub fn missed_news(&mut self) {
+        self.counts.gaps += 1;
+        self.curious = true;
+    }
+
+    /// Something has to be published that no call on its way carries.
+    pub fn has_changes(&self) -> bool {
+        !self.dirty.is_empty()
     }
 
     /// Nothing is left to be told: every share was confirmed.

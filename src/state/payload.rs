@@ -24,7 +24,7 @@ pub struct Batch {
     pub bins: Vec<Bin>,
 }
 
-/// Blocks of a prompt that a pod has from now on.
+/// Blocks of a prompt that a pod has from now on: what [`super::findings::Told`] was before its present version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefixUpdate {
     /// Who says so, so that it can skip what it reads of itself.

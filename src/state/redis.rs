@@ -8,9 +8,12 @@
 
 mod counters;
 mod feed;
+mod members;
 mod streams;
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,7 +27,7 @@ use fred::types::{Builder, ClusterHash, CustomCommand, Value};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
-pub use counters::Rate;
+pub use counters::{Charged, Quota, Rate};
 pub use feed::{FeedEvent, NewsFeed};
 pub use streams::{Following, SketchCall, SketchReply, StreamId};
 
@@ -134,10 +137,18 @@ impl RedisConfig {
     }
 }
 
+/// Bytes since the start.
+#[derive(Debug, Default)]
+struct Traffic {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
 /// A connection to Redis that comes and goes. Cloning is cheap, and shares it.
 #[derive(Clone)]
 pub struct Plane {
     client: Client,
+    traffic: Arc<Traffic>,
     announce: &'static str,
     digests: [(Script, String); scripts::ALL.len()],
 }
@@ -156,9 +167,15 @@ impl Plane {
         drop(client.connect());
         Ok(Plane {
             client,
+            traffic: Arc::default(),
             announce: if config.is_cluster() { "SPUBLISH" } else { "PUBLISH" },
             digests: scripts::ALL.map(|script| (script, fred::util::sha1_hash(script.text))),
         })
+    }
+
+    /// Bytes of arguments sent, and of the ledger's answers received, since the start.
+    pub fn traffic(&self) -> (u64, u64) {
+        (self.traffic.sent.load(Ordering::Relaxed), self.traffic.received.load(Ordering::Relaxed))
     }
 
     /// There is a connection now.
@@ -185,6 +202,8 @@ impl Plane {
         arguments: &[Vec<u8>],
         deadline: Duration,
     ) -> Result<Value, RedisError> {
+        let sent: usize = keys.iter().map(|key| key.len()).chain(arguments.iter().map(Vec::len)).sum();
+        self.traffic.sent.fetch_add(sent as u64, Ordering::Relaxed);
         let both = async {
             match self.run("EVALSHA", self.digest(script), keys, arguments, deadline).await {
                 // The text goes along instead of being loaded first: nothing can forget it in between.
@@ -197,7 +216,12 @@ impl Plane {
         match tokio::time::timeout(deadline, both).await {
             Err(_) => Err(RedisError::Late),
             Ok(Err(error)) => Err(failure(&error)),
-            Ok(Ok(value)) => Ok(value),
+            Ok(Ok(value)) => {
+                if let Value::Bytes(bytes) = &value {
+                    self.traffic.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                }
+                Ok(value)
+            }
         }
     }
 

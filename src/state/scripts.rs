@@ -33,11 +33,11 @@ pub const SKETCH_SYNC: Script = Script { name: "sketch_sync", text: include_str!
 /// Tells which blocks a pod has.
 pub const PREFIX_APPEND: Script = Script { name: "prefix_append", text: include_str!("../../lua/prefix_append.lua") };
 
-/// Limits requests per window.
+/// Charges limits per window.
 pub const RATE: Script = Script { name: "rate", text: include_str!("../../lua/rate.lua") };
 
-/// Remembers the size of a session's last prompt.
-pub const SESSION: Script = Script { name: "session", text: include_str!("../../lua/session.lua") };
+/// Counts the replicas that are alive.
+pub const CENSUS: Script = Script { name: "census", text: include_str!("../../lua/census.lua") };
 
 /// Every script.
-pub const ALL: [Script; 7] = [LEDGER_SYNC, LEDGER_REAP, CLAIM, SKETCH_SYNC, PREFIX_APPEND, RATE, SESSION];
+pub const ALL: [Script; 7] = [LEDGER_SYNC, LEDGER_REAP, CLAIM, SKETCH_SYNC, PREFIX_APPEND, RATE, CENSUS];

@@ -140,6 +140,12 @@ impl Family {
         });
     }
 
+    /// Drops the series whose value of the label is not wanted any more. A metric without it keeps all.
+    pub(super) fn retain_by(&self, label: &str, keep: impl Fn(&str) -> bool) {
+        let Some(position) = self.variable_labels().position(|known| known == label) else { return };
+        self.series.pin().retain(|values, _| values.0.get(position).is_none_or(|value| keep(value)));
+    }
+
     /// How many series there are.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {

@@ -39,6 +39,49 @@ const MODEL_BUCKET: &[&str] = &[GATEWAY_POD, "model", "bucket"];
 const MODEL_STATUS: &[&str] = &[GATEWAY_POD, "model", "status", "status_code"];
 const POD_NAME: &[&str] = &["namespace", "pod_name"];
 
+/// A distribution.
+#[derive(Debug)]
+pub(super) struct HistogramDefinition {
+    /// Its name on the wire.
+    pub(super) name: &'static str,
+    /// What it means.
+    pub(super) help: &'static str,
+    /// Upper borders of the buckets.
+    pub(super) buckets: &'static [f64],
+}
+
+/// Every distribution, in the order of `docs/metrics.md`.
+pub(super) const HISTOGRAMS: [&HistogramDefinition; 2] = [&SYNC_SECONDS, &VIEW_AGE_SECONDS];
+
+/// How long a sync takes.
+pub(super) const SYNC_SECONDS: HistogramDefinition = HistogramDefinition {
+    name: "tandem_state_plane_sync_seconds",
+    help: "Time from a publication to its answer, failed ones included.",
+    buckets: &[0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0],
+};
+
+/// How old the view of the others is when it is used.
+pub(super) const VIEW_AGE_SECONDS: HistogramDefinition = HistogramDefinition {
+    name: "tandem_state_plane_view_age_seconds",
+    help: "Age of the view of the other replicas' work at each selection.",
+    buckets: &[0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0],
+};
+
+impl Metric {
+    /// Those of the state plane that have a series per model.
+    pub(super) const PLANE_BY_MODEL: &'static [Metric] = &[
+        Metric::PlaneStaleness,
+        Metric::PlaneMembers,
+        Metric::PlaneClaiming,
+        Metric::PlanePublished,
+        Metric::PlaneReceived,
+        Metric::PlaneResyncs,
+        Metric::PlaneReaped,
+        Metric::PlaneGaps,
+        Metric::PlaneJoins,
+    ];
+}
+
 macro_rules! metrics {
     ($($id:ident $name:literal $kind:ident $labels:expr, $help:literal;)*) => {
         /// Names a metric inside the house.
@@ -164,6 +207,12 @@ metrics! {
     Rejected "tandem_rejected_total" Counter &["limit"],
         "What this replica did not do for a client because of a limit: requests refused (`streams`, `buffered_bytes`, \
          `front_body_time`), connections to the front closed (`front_connections`, `front_stall`).";
+    RateLimited "tandem_rate_limit_verdicts_total" Counter &["limit", "verdict"],
+        "Verdicts of the limits that replicas share: `granted` or `refused`, by the `model`'s requests per second, the user's requests (`user_requests`) or tokens (`user_tokens`) per minute; of the `user`'s record, `unknown` or `unusable`.";
+    RateLimitFallbacks "tandem_rate_limit_fallbacks_total" Counter &["limit", "action"],
+        "Requests whose `model` or `user` limit had to do without Redis: counted by this replica alone (`local`), let pass (`open`; `uncounted`, where the user's record is not known), or refused (`closed`).";
+    RateLimitSettled "tandem_rate_limit_settlements_total" Counter &["what", "result"],
+        "What Redis is told while no request waits: the `refund` of a place that was not used (`done`; `window_over`: nothing to give back any more; `failed`: lost until its window ends), the `tokens` of an answer (`done`, `failed`), and a `charge` of which nobody knows whether it was made (`unknown`).";
     BufferedBytes "tandem_buffered_bytes" Gauge &[],
         "Bytes of request bodies held.";
     EngineMetricMissing "tandem_engine_metric_missing_total" Counter &["engine", "metric"],
@@ -198,4 +247,38 @@ metrics! {
         "Sessions whose last prompt size is remembered.";
     PodMetricsAge "tandem_pod_metrics_age_seconds" Decimal POD_NAME,
         "Time since the pod's engine metrics were scraped; absent while they never were.";
+    PlaneConnected "tandem_state_plane_connected" Gauge &[],
+        "1 while there is a connection to Redis; 0 without one, and where Redis is not configured.";
+    PlaneStaleness "tandem_state_plane_staleness_seconds" Decimal &["model"],
+        "Time since this replica's view of the others' work was known to be whole; infinite before the first.";
+    PlaneMembers "tandem_state_plane_members" Gauge &["model"],
+        "Replicas that share the model's ledger, as last looked up; this one included.";
+    PlaneClaiming "tandem_state_plane_claiming" Gauge &["model"],
+        "1 while decisions are committed in Redis.";
+    PlaneSyncs "tandem_state_plane_syncs_total" Counter &["outcome"],
+        "Publications that were answered (`done`), not answered in time (`late`) or failed (`failed`).";
+    PlaneBytes "tandem_state_plane_bytes_total" Counter &["direction"],
+        "Bytes of arguments sent to Redis, and of answers and announcements received.";
+    PlanePublished "tandem_state_plane_published_total" Counter &["model"],
+        "Pods whose changed work this replica has published.";
+    PlaneReceived "tandem_state_plane_received_total" Counter &["model"],
+        "Pods whose changed work of others this replica was told.";
+    PlaneResyncs "tandem_state_plane_resyncs_total" Counter &["model"],
+        "Times that the view of the others was read anew from the start.";
+    PlaneReaped "tandem_state_plane_reaped_total" Counter &["model"],
+        "Shares of dead replicas that this one took out of the ledger.";
+    PlaneGaps "tandem_state_plane_gaps_total" Counter &["model"],
+        "Announcements that were missed; the next publication makes it good.";
+    PlaneJoins "tandem_state_plane_joins_total" Counter &["model"],
+        "Times that this replica became a member of the ledger.";
+    Findings "tandem_findings_total" Counter &["direction"],
+        "Prefixes, session sizes and failing pods that this replica `told` others, or `heard` from them.";
+    FindingsDropped "tandem_findings_dropped_total" Counter &[],
+        "The same that could not be told, or not be read.";
+    Claims "tandem_claims_total" Counter &["outcome"],
+        "Claims that Redis answered: `granted`, or to be decided `again` because another replica had charged the same pod.";
+    ClaimFallbacks "tandem_claim_fallbacks_total" Counter &["reason"],
+        "Requests that went on without a claim: `late`, `failed`, `not_member`, `overtaken`, `queue_full` or `too_often`.";
+    ClaimsStopped "tandem_claims_stopped_total" Counter &[],
+        "Times that claims were given up until Redis was quick again.";
 }

@@ -48,7 +48,8 @@ const PLACES: [(&str, &[&str]); 12] = [
     ("bincode", &["state/codec"]),
     ("kube", &["discovery"]),
     ("k8s_openapi", &["discovery"]),
-    ("tonic", &["ext_proc", "app", "telemetry/trace"]),
+    // Connections to engines need Tower's trait, which tonic hands on.
+    ("tonic", &["ext_proc", "app", "telemetry/trace", "engines/leg/connection"]),
     ("tonic_health", &["ext_proc", "app"]),
     ("envoy_types", &["ext_proc"]),
     ("axum", &["admin", "front", "app"]),

@@ -8,6 +8,7 @@ use crate::exchange::admission::Reservation;
 use crate::exchange::event::{AbortPlan, Effect};
 use crate::load::{Report, Verdicts};
 use crate::rng::Rng;
+use crate::state::findings::Finding;
 use crate::telemetry::{AbortResult, AbortTrigger, Outcome};
 
 /// Who has shown to be broken in the course of one request.
@@ -148,13 +149,7 @@ impl Exchange {
             charges.decode.note_completed();
         }
         self.release_charges(now, self.blocks_left_behind(outcome));
-        // Not served: its place is free for another one. A client that leaves while a pod works for it has used its place,
-        // or hanging up would get around the limit.
-        if let Some(rate) =
-            self.rate.take().filter(|_| outcome == Outcome::ClientGone && self.record.timings.prefill_start.is_some())
-        {
-            rate.keep();
-        }
+        self.settle_limits(outcome);
         self.in_flight = None;
         self.forget_request();
         self.reservation = Reservation::empty(&self.world.buffered);
@@ -180,6 +175,23 @@ impl Exchange {
         let prefill = self.legs.as_ref().map(|legs| &*legs.prefill.state);
         let jitter = Rng::new(self.seed ^ now.0).next_u64();
         let ejections = pairs.report(prefill, charges.decode.pod(), verdicts, &self.world.knobs.ejection, now, jitter);
+        let decode = charges.decode.pod();
+        let tell = |finding| {
+            if let Some(model) = &self.record.model {
+                self.world.plane.tell(model, finding);
+            }
+        };
+        if let Some(prefill) = prefill {
+            if ejections.prefill.is_some() {
+                tell(Finding::PodFails { pod: prefill.id });
+            }
+            if ejections.pair.is_some() {
+                tell(Finding::PairFails { prefill: prefill.id, decode: decode.id });
+            }
+        }
+        if ejections.decode.is_some() {
+            tell(Finding::PodFails { pod: decode.id });
+        }
         let named = [
             (ejections.prefill, "pod", self.record.prefill_pod.as_ref()),
             (ejections.decode, "pod", self.record.target_pod.as_ref()),

@@ -153,10 +153,23 @@ impl Exchange {
         counted: Option<PromptLength>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        let mut routing = match self.decide(now, body, model, profile) {
-            Ok(routing) => routing,
-            Err(error) => return self.refuse(now, error, effects),
-        };
+        let decided = self.decide(body, model, profile);
+        let limited = decided.and_then(|routing| self.limits_of(now, &routing).map(|call| (routing, call)));
+        match limited {
+            Ok((routing, None)) => self.prepare(now, routing, counted, effects),
+            Ok((routing, Some(call))) => self.admit(routing, counted, call, effects),
+            Err(error) => self.refuse(now, error, effects),
+        }
+    }
+
+    /// The request may be served: what a selection wants to know of its prompt is worked out.
+    pub(super) fn prepare(
+        &mut self,
+        now: Tick,
+        mut routing: Routing,
+        counted: Option<PromptLength>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
         let (knobs, seed) = (&self.world.knobs, self.world.hash_seed);
         let mut job = routing.plan.prepare(&routing.model, &mut routing.body, knobs, seed);
         if let Some(counted) = counted {
@@ -219,14 +232,8 @@ impl Exchange {
         Ok((body, Arc::clone(model)))
     }
 
-    /// Strategy, knobs and limit of the request, and its place in the model's rate.
-    fn decide(
-        &mut self,
-        now: Tick,
-        body: ParsedBody,
-        model: Arc<Model>,
-        profile: Option<String>,
-    ) -> Result<Routing, ApiError> {
+    /// Strategy, knobs and limit of the request.
+    fn decide(&mut self, body: ParsedBody, model: Arc<Model>, profile: Option<String>) -> Result<Routing, ApiError> {
         let none = HeaderMap::new();
         let headers = self.head.as_ref().map_or(&none, |head| &head.headers);
         let plan = plan::plan(self.adapter, &model, headers, profile, &body, &self.world.knobs)?;
@@ -237,14 +244,6 @@ impl Exchange {
                 let text = format!("duplicate top-level key \"{key}\" in request body");
                 return Err(ApiError::new(Reason::InvalidPdRequest, text));
             }
-        }
-        // The last check: a request that is refused for itself takes nobody's place.
-        if let Some(limit) = plan.rate_limit.map(|limit| limit.per_second(model.routable.len())) {
-            let place = model.rate.admit(limit, now).ok_or_else(|| {
-                let text = format!("model {} takes {limit} requests per second and has had them", model.name);
-                ApiError::new(Reason::RateLimited, text)
-            })?;
-            self.rate = Some(place);
         }
         Ok(Routing { body, model, plan })
     }

@@ -23,11 +23,13 @@ use crate::exchange::session::{SESSION_ID, session_id};
 use crate::exchange::whole::Whole;
 use crate::fleet::{Model, Pod};
 use crate::knobs::Addressing;
+use crate::load::Peers;
 use crate::prefix::PrefixUpdate;
 use crate::rng::Rng;
 use crate::routing::{
     self, Context, Decision, DecisionRecord, PromptLength, RequestFacts, RoutingError, SingleReason, Strategy, Target,
 };
+use crate::state::findings::{Finding, MAX_TOLD_BLOCKS};
 use crate::telemetry::{DecisionEssentials, PrefillStage};
 
 /// What the token ledgers count as one token, bytes of the request body (the PD document, "Token Load Scoring Policy").
@@ -56,18 +58,29 @@ impl Exchange {
         }
         match self.select(now, asked, effects) {
             Ok(state) => state,
-            Err((asked, RoutingError::NoCombined)) => self.refuse(now, refusal(&asked.plan), effects),
-            Err((asked, error)) => {
-                if asked.plan.strategy == Some(Strategy::Pd) {
-                    self.world.metrics.selection_failed(Some(&asked.model.name));
-                }
-                let text = format!("error on selecting target pod: {error}");
-                self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
-            }
+            Err((asked, error)) => self.not_routed(now, &asked, error, effects),
         }
     }
 
-    /// Selects, charges, and starts the legs. Without a target everything comes back.
+    /// There is no target.
+    pub(super) fn not_routed(
+        &mut self,
+        now: Tick,
+        asked: &Asked,
+        error: RoutingError,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        if error == RoutingError::NoCombined {
+            return self.refuse(now, refusal(&asked.plan), effects);
+        }
+        if asked.plan.strategy == Some(Strategy::Pd) {
+            self.world.metrics.selection_failed(Some(&asked.model.name));
+        }
+        let text = format!("error on selecting target pod: {error}");
+        self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
+    }
+
+    /// Selects, charges, and starts the legs, or first claims what was charged. Without a target everything comes back.
     pub(super) fn select(
         &mut self,
         now: Tick,
@@ -88,12 +101,15 @@ impl Exchange {
             session_growth: *session_growth,
             avoid: self.avoid,
         };
+        // Before the loads are looked at.
+        let since = model.port.claim_since();
         let context = Context {
             now,
             seed: if self.retried { self.seed.wrapping_add(1) } else { self.seed },
             max_metric_age: self.world.knobs.scrape.max_age,
             prefix: &self.world.prefix,
-            peers: model.peers.view(),
+            // Who asks the others before anything is sent need not guess what they do.
+            peers: if since.is_some() { Peers::ALONE } else { model.peers.view() },
         };
         let selected = routing::select_and_charge(model, &facts, strategy, &plan.knobs, context);
         let (outcome, charges) = match selected {
@@ -138,7 +154,14 @@ impl Exchange {
         self.record.timings.routed = Some(now);
         self.record.ready_pods = model.routable.len();
         self.record.candidate_pods = decision.candidates.1;
-        Ok(self.start_legs(now, asked, decision, effects))
+        self.note_view(now, &model.port);
+        match since {
+            Some(since) => {
+                let record = Arc::clone(&record);
+                Ok(self.claim(now, asked, record, since, effects))
+            }
+            None => Ok(self.start_legs(now, asked, decision, effects)),
+        }
     }
 
     /// Notes for spans, and for a client that asked, what was decided.
@@ -179,10 +202,24 @@ impl Exchange {
         }
         // Opaque to us, so it need not be text.
         let key = self.head.as_ref()?.headers.get("x-aibrix-session-key")?.as_bytes().trim_ascii();
-        self.world.sessions.grow(&model.name, key, prompt_tokens, plan.knobs.token_load_session_ttl, now)
+        let ttl = plan.knobs.token_load_session_ttl;
+        let (plane, sessions) = (&self.world.plane, &self.world.sessions);
+        if plane.tells()
+            && !ttl.is_zero()
+            && let Some(session) = sessions.hash(&model.name, key)
+        {
+            plane.tell(&model.name, Finding::Session { session, tokens: prompt_tokens });
+        }
+        sessions.grow(&model.name, key, prompt_tokens, ttl, now)
     }
 
-    fn start_legs(&mut self, now: Tick, asked: Box<Asked>, decision: &Decision, effects: &mut Vec<Effect>) -> State {
+    pub(super) fn start_legs(
+        &mut self,
+        now: Tick,
+        asked: Box<Asked>,
+        decision: &Decision,
+        effects: &mut Vec<Effect>,
+    ) -> State {
         self.timers = asked.plan.knobs.watchdog;
         self.abort_knobs = asked.plan.knobs.abort;
         if let Some((prefill, decode)) = decision.policies {
@@ -192,7 +229,7 @@ impl Exchange {
             Target::Single { pod, reason } => {
                 self.record.single_reason = (*reason != SingleReason::Strategy).then(|| reason.name());
                 if decision.strategy.looks_prefixes_up() {
-                    self.offer_prefix(pod, &asked.prepared.hashes);
+                    self.offer_prefix(pod, &asked.prepared.hashes, decision.prefix_match_pct);
                 }
                 let body = engines::plain_body(&asked.body, Some(pod.spec.engine));
                 self.asked = Some(asked);
@@ -209,7 +246,7 @@ impl Exchange {
                 self.record.prefill_pod = Some(Arc::clone(&prefill.state.labels));
                 self.aim_at(decode);
                 self.world.metrics.selected_pair(&prefill.state.labels, &decode.state.labels);
-                self.offer_prefix(prefill, &asked.prepared.hashes);
+                self.offer_prefix(prefill, &asked.prepared.hashes, decision.prefix_match_pct);
                 let knobs = &asked.plan.knobs;
                 let connector = prefill.spec.kv_connector.unwrap_or(knobs.kv_connector);
                 let protocol = Protocol::of(prefill.spec.engine, connector, knobs.trt_generation_first);
@@ -324,8 +361,13 @@ impl Exchange {
     }
 
     /// Tells the index that the pod is about to have this prompt in its cache.
-    fn offer_prefix(&self, pod: &Pod, hashes: &[u64]) {
+    fn offer_prefix(&self, pod: &Pod, hashes: &[u64], known: Option<u8>) {
         if !hashes.is_empty() {
+            // What the pod holds already, everybody has been told.
+            if self.world.plane.tells() && known.is_none_or(|percent| percent < 100) {
+                let blocks = hashes.iter().take(MAX_TOLD_BLOCKS).copied().collect();
+                self.world.plane.tell(&pod.spec.model, Finding::Prefix { pod: pod.state.id, blocks });
+            }
             self.world.prefix.offer(PrefixUpdate {
                 model: Arc::from(&*pod.spec.model),
                 hashes: Arc::from(hashes),
@@ -349,9 +391,7 @@ impl Exchange {
         {
             charges.decode.hand_over();
         }
-        if let Some(place) = self.rate.take() {
-            place.keep();
-        }
+        self.places.keep();
         let mut set_headers = Vec::with_capacity(4);
         let attempt = attempt.unwrap_or_else(|| self.attempt_id());
         if let Some(pod) = pod {
@@ -400,6 +440,7 @@ impl Exchange {
         if let Some(summary) = self.explanation.as_deref().and_then(|summary| HeaderValue::from_str(summary).ok()) {
             self.answer_headers.insert(HeaderName::from_static(EXPLAIN), summary);
         }
+        self.tell_counts();
     }
 
     /// The request cannot start over any more, and answers can take an hour: its head and body go.

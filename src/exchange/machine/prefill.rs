@@ -79,6 +79,8 @@ impl Exchange {
     /// The blocks that a hand-off names may be another prompt's by now.
     pub(super) fn too_late(&mut self, now: Tick, effects: &mut Vec<Effect>) -> State {
         tracing::warn!(request_id = self.record.request_id, "the hand-off is too old to be used");
+        // While the process was stopped, engines have closed the connections that it kept.
+        effects.push(Effect::ForgetConnections);
         if let Some(state) = self.again(now, RetryReason::HandoffExpired, None, effects) {
             return state;
         }
@@ -167,7 +169,8 @@ impl Exchange {
             tracing::warn!(request_id = self.record.request_id, class = class.label(), "prefill failed behind decode");
             return state;
         }
-        self.abort(AbortTrigger::Prefill(class), [false, true], true, effects);
+        // A prefill pod that is only late still works on it, and notices the end of its connection after seconds.
+        self.abort(AbortTrigger::Prefill(class), [class == LegFailure::Timeout, true], true, effects);
         let error = engines::concurrent_failure(outcome);
         self.fail(now, &state, error, effects)
     }

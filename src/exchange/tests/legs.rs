@@ -102,6 +102,8 @@ fn interop_21_to_23_a_prefill_that_fails_beside_decode() {
             run.feed(event());
         }
         let shown = format!("{outcome:?} after {} events", before.len());
+        // A prefill pod that has not answered is still at work.
+        let late = matches!(&outcome, Event::Prefill(outcome) if outcome.failure_class() == LegFailure::Timeout);
         run.feed(outcome);
         if expected.is_empty() {
             assert!(!run.exchange.ended() && aborts(&run).is_empty(), "{shown}");
@@ -109,7 +111,7 @@ fn interop_21_to_23_a_prefill_that_fails_beside_decode() {
         } else {
             assert!(run.names().contains(&expected), "{shown}: {:?}", run.names());
             let [plan] = aborts(&run)[..] else { panic!("{shown}") };
-            assert_eq!(plan.targets.len(), 1, "the decode pod only");
+            assert_eq!(plan.targets.len(), if late { 2 } else { 1 }, "{shown}");
             assert!(plan.retry_delay.is_some());
             assert_eq!(run.record().status, status, "{shown}");
             assert_eq!(run.record().outcome, Outcome::Failed(Reason::PrefillFailed));
@@ -240,7 +242,7 @@ fn a_hand_off_that_may_be_old_is_not_used() {
     run.feed(Event::Timer);
     run.now += 20_001;
     run.feed(prefill_ok());
-    assert_eq!(run.names(), ["accept", "extend", "prefill", "prefill"], "the prefill is made again");
+    assert_eq!(run.names(), ["accept", "extend", "prefill", "forget", "prefill"], "the prefill is made again");
     let Some(Effect::StartPrefill(second)) = run.effects.last() else { panic!() };
     assert_ne!(second.headers["x-request-id"], first);
     run.feed(prefill_ok()).feed(answer_head(200)).feed(chunk("{}", true));

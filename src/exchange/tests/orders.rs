@@ -6,6 +6,7 @@ use super::legs::{ERROR, STREAM, TOKEN, answered, failed, fleet_of, looked_up};
 use super::*;
 use crate::engines::lookup::{LookedUp, LookupError};
 use crate::knobs::KvConnector;
+use crate::state::plane::Claimed;
 
 /// What the pods of a world run.
 #[derive(Clone, Copy, Debug)]
@@ -18,10 +19,19 @@ enum Pods {
     Sglang,
     ContextFirst,
     GenerationFirst,
+    /// vLLM, whose decisions are claimed.
+    Claiming,
 }
 
-const EVERY: [Pods; 6] =
-    [Pods::Profiled, Pods::Failover, Pods::Mooncake, Pods::Sglang, Pods::ContextFirst, Pods::GenerationFirst];
+const EVERY: [Pods; 7] = [
+    Pods::Profiled,
+    Pods::Failover,
+    Pods::Mooncake,
+    Pods::Sglang,
+    Pods::ContextFirst,
+    Pods::GenerationFirst,
+    Pods::Claiming,
+];
 
 fn world_of(pods: Pods) -> Arc<World> {
     let pd = |change: fn(&mut crate::knobs::PdKnobs)| move |knobs: &mut Knobs| change(Arc::make_mut(&mut knobs.pd));
@@ -35,6 +45,7 @@ fn world_of(pods: Pods) -> Arc<World> {
         Pods::Mooncake => {
             world_with(&fleet_of(Engine::Vllm, 2), pd(|knobs| knobs.kv_connector = KvConnector::Mooncake))
         }
+        Pods::Claiming => super::claims::claiming_world(),
         Pods::Sglang => world_with(&fleet_of(Engine::Sglang, 2), |_| {}),
         Pods::ContextFirst => world_with(&fleet_of(Engine::Trtllm, 2), |_| {}),
         Pods::GenerationFirst => {
@@ -44,7 +55,7 @@ fn world_of(pods: Pods) -> Arc<World> {
 }
 
 /// Kinds of events.
-const KINDS: u8 = 36;
+const KINDS: u8 = 38;
 
 fn make(kind: u8) -> Event {
     match kind {
@@ -82,6 +93,8 @@ fn make(kind: u8) -> Event {
         33 => answered(500, "{}"),
         34 => answered(200, "no JSON"),
         35 => failed(LegFailure::Timeout, true),
+        36 => Event::Claimed(Claimed::Granted),
+        37 => Event::Claimed(Claimed::Again),
         _ => Event::Prepared(Prepared::unknown()),
     }
 }
@@ -93,6 +106,7 @@ fn opening(pods: Pods, stream: bool, steps: usize) -> Vec<Event> {
         Pods::GenerationFirst => events.push(looked_up()),
         Pods::Mooncake => events.push(make(21)),
         Pods::Profiled | Pods::Failover => events.push(prefill_ok()),
+        Pods::Claiming => events.extend([Event::Claimed(Claimed::Granted), prefill_ok()]),
         Pods::Sglang | Pods::ContextFirst => {}
     }
     events.push(if stream { stream_head() } else { answer_head(200) });

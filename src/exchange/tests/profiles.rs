@@ -5,7 +5,7 @@ use crate::fleet::ModelConfig;
 use crate::knobs::PdKnobs;
 
 /// A pair whose pods carry this configuration.
-fn configured(config: &str) -> Vec<PodSpec> {
+pub(super) fn configured(config: &str) -> Vec<PodSpec> {
     let (config, _) = ModelConfig::parse(config, &PdKnobs::default());
     let config = Arc::new(config.unwrap());
     pair().into_iter().map(|spec| PodSpec { config: Some(Arc::clone(&config)), ..spec }).collect()

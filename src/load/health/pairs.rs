@@ -145,6 +145,26 @@ impl Pairs {
         }
     }
 
+    /// Another replica has ejected this pod, or with a prefill pod these two together: what it has seen counts here as if
+    /// it had been seen here. When they may be tried again is this replica's own matter.
+    pub fn eject(
+        &self,
+        prefill: Option<&PodState>,
+        decode: &PodState,
+        policy: &EjectionPolicy,
+        now: Tick,
+        jitter: u64,
+    ) -> Option<Duration> {
+        let ejected = (0..policy.failures).find_map(|_| match prefill {
+            Some(prefill) => self.report_pair((prefill.slot, decode.slot), Report::Failure, policy, now, jitter),
+            None => decode.health.report(Report::Failure, policy, now, jitter),
+        });
+        if ejected.is_some() {
+            self.ejections.fetch_add(1, Ordering::AcqRel);
+        }
+        ejected
+    }
+
     /// The entry of a pair, if it has one.
     pub fn get(&self, prefill: u32, decode: u32) -> Option<Arc<Health>> {
         if self.entries.is_empty() { None } else { self.entries.pin().get(&(prefill, decode)).cloned() }

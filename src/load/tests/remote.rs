@@ -351,10 +351,11 @@ fn what_others_complete_counts_as_completed() {
 }
 
 #[test]
-fn the_view_is_the_latest_version_heard() {
+fn the_view_is_the_version_last_heard() {
     let cell = joined();
-    for (version, view) in [(4, 4), (9, 9), (7, 9)] {
+    // After a new beginning of the shared state versions are small again.
+    for version in [4, 9, 2] {
         cell.heard(Heard { answers: 0, newcomers: 0, version }, at(version));
-        assert_eq!(cell.view().view, view);
+        assert_eq!(cell.view().view, version);
     }
 }

@@ -239,6 +239,15 @@ fn unsplittable_requests_go_to_one_pod() {
     assert_eq!((slots(&decision.target), reason(&decision)), ((None, 2), Some(SingleReason::CombinedUnsplittable)));
     let error = run(&Builder::new().roleset("a", 1, 2).build(), &combined_only, &bucketing(), 1).unwrap_err();
     assert_eq!(error, RoutingError::NoCombined);
+    // One that is known but not ready is worth waiting for; one that the client's filter excludes is not.
+    let mut model = Builder::new().roleset("a", 1, 2).combined(None).label("zone", "1").build();
+    model.standalone.clear();
+    model.routable.retain(|pod| pod.spec.role != Role::Other);
+    let error = run(&model, &combined_only, &bucketing(), 1).unwrap_err();
+    assert_eq!(error, RoutingError::CombinedNotReady { known: 1 });
+    let filter = crate::routing::Selector::parse("zone!=1").unwrap();
+    let elsewhere = RequestFacts { filter: Some(&filter), ..combined_only };
+    assert_eq!(run(&model, &elsewhere, &bucketing(), 1).unwrap_err(), RoutingError::NoCombined);
     // No combined pod: a decode pod by the decode side alone.
     let model = Builder::new().roleset("a", 1, 2).roleset("b", 0, 1).build();
     let busy = crate::load::DecodeCharge::open(&model.pods[1].state);

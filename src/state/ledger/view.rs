@@ -45,6 +45,11 @@ impl RemoteView {
         self.as_of.map(|tick| now.since(tick))
     }
 
+    /// When this was last known to be the whole truth; `None` = never.
+    pub fn as_of(&self) -> Option<Tick> {
+        self.as_of
+    }
+
     /// A new view is being read.
     pub fn is_partial(&self) -> bool {
         self.next.is_some()

@@ -1,15 +1,17 @@
-//! Request-rate limits and session sizes.
+//! Request-rate limits, users, and the number of replicas.
 
 use std::time::Duration;
 
-use fred::types::Value;
+use bytes::Bytes;
+use fred::interfaces::ClientLike;
+use fred::types::{ClusterHash, CustomCommand, Value};
 
-use super::{Plane, RedisError};
+use super::{Plane, RedisError, bytes, failure, options};
 use crate::state::codec::CodecError;
-use crate::state::keys::ModelKeys;
+use crate::state::keys::{self, ModelKeys};
 use crate::state::scripts;
 
-/// The answer of `rate.lua`.
+/// The answer of `rate.lua` about one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Charged, or given back.
@@ -22,7 +24,35 @@ pub struct Rate {
     pub ends_in: Duration,
 }
 
+/// What is charged to one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// How much; 0 = the limit is only looked at, and refuses when it is reached.
+    pub amount: u64,
+    /// The limit, per window.
+    pub most: u64,
+    /// Length of the window.
+    pub window: Duration,
+}
+
+/// The answer about several limits that were charged in one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Charged {
+    /// The first limit, by its place, that refused; then nothing was charged.
+    pub refused_by: Option<usize>,
+    /// About each limit.
+    pub each: Vec<Rate>,
+}
+
 impl Plane {
+    /// Charges all of these limits, or none when one of them refuses. The keys share a slot.
+    pub async fn charge_rates(&self, limits: &[(&str, Quota)], deadline: Duration) -> Result<Charged, RedisError> {
+        let numbers = limits.iter().map(|(key, quota)| (*key, [quota.amount, quota.most, millis(quota.window)]));
+        let (refused_by, mut each) = self.rates("charge", numbers, deadline).await?;
+        each.iter_mut().for_each(|rate| rate.granted = refused_by.is_none());
+        Ok(Charged { refused_by, each })
+    }
+
     /// Charges `amount` to the limit called `limit` of the model, if `most` per `window` allow it.
     pub async fn charge_rate(
         &self,
@@ -33,7 +63,8 @@ impl Plane {
         window: Duration,
         deadline: Duration,
     ) -> Result<Rate, RedisError> {
-        self.rate(keys, limit, ["charge".to_owned(), amount.to_string(), most.to_string()], window, deadline).await
+        let charged = self.charge_rates(&[(&keys.rate(limit), Quota { amount, most, window })], deadline).await?;
+        charged.each.first().copied().ok_or_else(unreadable)
     }
 
     /// Gives `amount` back to the window that it was charged to, if that has not ended.
@@ -46,44 +77,102 @@ impl Plane {
         window: Duration,
         deadline: Duration,
     ) -> Result<Rate, RedisError> {
-        let what = ["refund".to_owned(), amount.to_string(), charged.window.to_string()];
-        self.rate(keys, limit, what, window, deadline).await
+        self.refund(&keys.rate(limit), amount, charged.window, window, deadline).await
     }
 
-    async fn rate(
+    /// The same for a limit by its key, and a window by its number.
+    pub async fn refund(
         &self,
-        keys: &ModelKeys,
-        limit: &str,
-        what: [String; 3],
+        key: &str,
+        amount: u64,
+        charged_in: u64,
         window: Duration,
         deadline: Duration,
     ) -> Result<Rate, RedisError> {
-        let mut arguments = what.map(String::into_bytes).to_vec();
-        arguments.push(window.as_millis().to_string().into_bytes());
-        let reply = self.call(scripts::RATE, &[&keys.rate(limit)], &arguments, deadline).await?;
-        let Value::Array(fields) = reply else { return Err(unreadable()) };
-        let fields: Vec<u64> = fields.iter().filter_map(Value::as_u64).collect();
-        let [granted, window, charged, left] = fields[..] else { return Err(unreadable()) };
-        Ok(Rate { granted: granted == 1, window, charged, ends_in: Duration::from_millis(left) })
+        let numbers = std::iter::once((key, [amount, charged_in, millis(window)]));
+        let (over, each) = self.rates("refund", numbers, deadline).await?;
+        let rate = each.first().copied().ok_or_else(unreadable)?;
+        Ok(Rate { granted: over.is_none(), ..rate })
     }
 
-    /// Notes the size of a session's prompt in tokens, and returns that of the one before, if it was less than `ttl` ago.
-    pub async fn session(
+    async fn rates<'k>(
         &self,
-        keys: &ModelKeys,
-        session: &str,
-        tokens: u64,
-        ttl: Duration,
+        what: &str,
+        limits: impl Iterator<Item = (&'k str, [u64; 3])>,
         deadline: Duration,
-    ) -> Result<Option<u64>, RedisError> {
-        let arguments = [tokens.to_string().into_bytes(), ttl.as_millis().max(1).to_string().into_bytes()];
-        match self.call(scripts::SESSION, &[&keys.session(session)], &arguments, deadline).await? {
-            Value::Null => Ok(None),
-            value => value.as_u64().map(Some).ok_or_else(unreadable),
+    ) -> Result<(Option<usize>, Vec<Rate>), RedisError> {
+        let mut keys = Vec::new();
+        let mut arguments = vec![what.as_bytes().to_vec()];
+        for (key, numbers) in limits {
+            keys.push(key);
+            arguments.extend(numbers.map(|number| number.to_string().into_bytes()));
+        }
+        read_rates(&self.call(scripts::RATE, &keys, &arguments, deadline).await?, keys.len())
+    }
+
+    /// The record of a user; `None` = there is none.
+    pub async fn user_record(&self, name: &str, deadline: Duration) -> Result<Option<Bytes>, RedisError> {
+        let command = CustomCommand::new_static("GET", ClusterHash::FirstKey, false);
+        let client = self.client.with_options(&options(deadline));
+        let asked = client.custom::<Value, Value>(command, vec![keys::user_record(name).into()]);
+        match tokio::time::timeout(deadline, asked).await {
+            Err(_) => Err(RedisError::Late),
+            Ok(Err(error)) => Err(failure(&error)),
+            Ok(Ok(Value::Null)) => Ok(None),
+            Ok(Ok(value)) => bytes(value).map(Some),
         }
     }
+
+    /// Says that this replica lives, for as long as `lease` (zero: that it leaves), and hears how many do.
+    pub async fn census(&self, replica: &str, lease: Duration, deadline: Duration) -> Result<u64, RedisError> {
+        let arguments = [replica.as_bytes().to_vec(), millis(lease).to_string().into_bytes()];
+        let reply = self.call(scripts::CENSUS, &[keys::CENSUS], &arguments, deadline).await?;
+        reply.as_u64().ok_or_else(unreadable)
+    }
+}
+
+/// Reads the reply of `rate.lua` about so many limits.
+fn read_rates(reply: &Value, limits: usize) -> Result<(Option<usize>, Vec<Rate>), RedisError> {
+    let Value::Array(fields) = reply else { return Err(unreadable()) };
+    let fields: Vec<u64> = fields.iter().filter_map(Value::as_u64).collect();
+    let Some((stopped, fields)) = fields.split_first() else { return Err(unreadable()) };
+    let (each, rest) = fields.as_chunks::<3>();
+    let stopped = usize::try_from(*stopped).map_err(|_| unreadable())?;
+    if each.len() != limits || !rest.is_empty() || stopped > limits {
+        return Err(unreadable());
+    }
+    let rate = |&[window, charged, left]: &[u64; 3]| Rate {
+        granted: true,
+        window,
+        charged,
+        ends_in: Duration::from_millis(left),
+    };
+    Ok((stopped.checked_sub(1), each.iter().map(rate).collect()))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn unreadable() -> RedisError {
     RedisError::Unreadable(CodecError::Foreign)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_about_limits_are_read_whole_or_not_at_all() {
+        let reply = |numbers: &[i64]| Value::Array(numbers.iter().map(|number| Value::Integer(*number)).collect());
+        let (refused, each) = read_rates(&reply(&[2, 7, 60, 100, 8, 0, 5]), 2).unwrap();
+        assert_eq!((refused, each.len(), each[0].charged, each[1].window), (Some(1), 2, 60, 8));
+        assert_eq!(read_rates(&reply(&[0, 7, 1, 100]), 1).unwrap().0, None);
+        for (numbers, limits) in
+            [(&[][..], 0), (&[0, 1, 2], 1), (&[0, 1, 2, 3], 2), (&[0, 1, 2, 3, 4], 1), (&[3, 1, 2, 3], 1)]
+        {
+            assert!(read_rates(&reply(numbers), limits).is_err(), "{numbers:?}");
+        }
+        assert!(read_rates(&Value::Null, 1).is_err());
+    }
 }

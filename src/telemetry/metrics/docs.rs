@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::telemetry::buckets::{Buckets, DURATIONS, TOKENS, TOTALS};
-use crate::telemetry::names::{Kind, Metric};
+use crate::telemetry::names::{GATEWAY_POD, HISTOGRAMS, Kind, Metric};
 
 /// The text of `docs/metrics.md`.
 pub fn metrics_markdown() -> String {
@@ -30,6 +30,9 @@ pub fn metrics_markdown() -> String {
             definition.labels.join(", "),
             definition.help
         );
+    }
+    for definition in HISTOGRAMS {
+        let _ = writeln!(page, "| `{}` | histogram | {GATEWAY_POD} | {} |", definition.name, definition.help);
     }
     page.push_str("\n## Buckets\n\nThe label `bucket` names a range that holds its lower border:\n\n");
     let mut row = |title: &str, buckets: &Buckets| {

@@ -8,6 +8,8 @@
 
 mod docs;
 mod fleet;
+mod limits;
+mod plane;
 mod prefill;
 mod request;
 
@@ -20,6 +22,7 @@ use std::time::Duration;
 
 pub use docs::metrics_markdown;
 pub use fleet::{FleetGauges, ModelGauge, PodGauge, TokenGauge};
+pub use plane::{ClaimFallback, PlaneGauge, SyncOutcome};
 pub use prefill::{PrefillFailureClass, PrefillLeg, PrefillOutcome, PrefillStage};
 pub use request::InFlight;
 
@@ -69,6 +72,7 @@ pub struct Metrics {
     /// When the snapshot was put in place, in ticks; 0 = never.
     snapshot_at: AtomicU64,
     series_rejected: Cell,
+    plane: plane::PlaneHistograms,
 }
 
 impl Metrics {
@@ -90,6 +94,7 @@ impl Metrics {
         if let Err(error) = registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self())) {
             tracing::error!(%error, "process metrics cannot be exported");
         }
+        let plane = plane::PlaneHistograms::new(&registry, &gateway_pod);
         let metrics = Metrics {
             gateway_pod,
             ttft_threshold: Duration::from_secs(1),
@@ -97,6 +102,7 @@ impl Metrics {
             families,
             snapshot_at: AtomicU64::new(0),
             series_rejected,
+            plane,
         };
         metrics.series(Metric::BuildInfo, &[env!("CARGO_PKG_VERSION")]).set(1);
         // A counter that appears only when it first counts hides its first increase from `rate()`.
@@ -108,6 +114,7 @@ impl Metrics {
         for scope in ["pod", "pair"] {
             metrics.series(Metric::Ejections, &[scope]);
         }
+        metrics.begin_plane();
         metrics
     }
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::only_work;
 use crate::bodies::members::{PREFILL_FIELDS, members, raw, without};
+use crate::bodies::wait_total;
 use crate::harness::engines::{Sandbox, SandboxOptions};
 use crate::harness::http::Call;
 use crate::harness::within;
@@ -169,5 +170,8 @@ async fn interop_27_generate_keeps_its_nested_limits() {
             assert_eq!(without(&decode.body, &OWNED), members(body.as_bytes()));
         }
     }
+    // Its counts stand in `meta_info`.
+    let asked = sandbox.paths().len() * 2;
+    wait_total(&sandbox.fleet, "gateway_output_tokens_total", &[], (asked * 3) as f64).await;
     sandbox.close().await;
 }

@@ -79,7 +79,10 @@ where
 /// From the moment at which the prefill engine has given its answer to the moment at which the client has one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_prefill_reaches_the_client_promptly() {
-    for dialect in [Dialect::VllmShfs, Dialect::Sglang] {
+    for dialect in [Dialect::VllmShfs, Dialect::VllmMooncake, Dialect::Sglang, Dialect::TrtContextFirst] {
+        // Mooncake's decode pod sends the head of a stream at once, and then the failure is a cut.
+        let body =
+            if dialect == Dialect::VllmMooncake { BODY.replace(",\"stream\":true", "") } else { BODY.to_owned() };
         let stage = Arc::new(Stage::set(dialect, &[]).await);
         stage
             .prefill
@@ -87,10 +90,10 @@ async fn a_failed_prefill_reaches_the_client_promptly() {
         for (way, path) in ["Envoy", "the front"].into_iter().zip(stage.fleet.paths()) {
             let what = format!("{}: failed prefill, through {way}", dialect.title());
             measure(&stage, &what, FAILURE, |tag| {
-                let (stage, path) = (Arc::clone(&stage), path.clone());
+                let (stage, path, body) = (Arc::clone(&stage), path.clone(), body.clone());
                 async move {
                     let call =
-                        Call::post(&path, PATH, BODY).header("x-cell", &tag).header("external-filter", "lane=live");
+                        Call::post(&path, PATH, body).header("x-cell", &tag).header("external-filter", "lane=live");
                     let answer = call.send().await;
                     let seen = Instant::now();
                     assert!(answer.status.is_server_error());
@@ -112,7 +115,13 @@ async fn a_failed_prefill_reaches_the_client_promptly() {
 /// is closed, or (SGLang's prefill pod) the abort is there and has ended the request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_is_noticed_promptly() {
-    for dialect in [Dialect::VllmShfs, Dialect::VllmMooncake, Dialect::Sglang, Dialect::TrtGenerationFirst] {
+    for dialect in [
+        Dialect::VllmShfs,
+        Dialect::VllmMooncake,
+        Dialect::Sglang,
+        Dialect::TrtContextFirst,
+        Dialect::TrtGenerationFirst,
+    ] {
         let stage = Arc::new(Stage::set(dialect, &[]).await);
         // With both legs at once, the prefill pod of SGLang and TensorRT-LLM waits for the decode pod.
         let held = if dialect.is_concurrent() { &stage.decode } else { &stage.prefill };

@@ -3,21 +3,23 @@
 //! The moment that hurts is the one in which the engine closes an idle connection and a request is just being sent over
 //! it. Requests therefore come in bursts, so that many connections wait, and the pauses sweep over the engine's time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use tandem_sim::{Engine, EngineConfig, Fault};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::harness::Task;
 use crate::harness::engines::{Backend, pd_by_default, start_engine};
 use crate::harness::fleet::{Fleet, FleetOptions};
 use crate::harness::http::Call;
 use crate::harness::oracle::oracle;
 use crate::harness::pods::PodManifest;
-use crate::harness::raw::request_end;
+use crate::harness::raw::{RawServer, Step, request_end};
+use crate::harness::{Task, within};
 
 /// Requests of one burst.
 const BURST: usize = 16;
@@ -184,4 +186,67 @@ async fn r87_no_request_goes_over_a_connection_that_may_be_closing() {
         tokio::time::sleep(SHORTEST_KEEP_ALIVE + Duration::from_millis(200)).await;
     }
     oracle(&fleet.tandems, &[&usual]).await;
+}
+
+/// A whole answer over a connection that stays open.
+fn kept(body: &str) -> Step {
+    let length = body.len();
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n");
+    Step::Send((head + body).into_bytes())
+}
+
+/// A replica stops between a prefill request and its answer, for longer than a hand-off may be old. The engine keeps
+/// connections for a while only (uvicorn: 5 s), so that both the answer and the close lie in the socket when the replica
+/// goes on: the answer is of no use, and neither is the connection. (Whether the replica had seen the answer come before
+/// it stopped, so that it learns of the close later, is chance here; the unit tests of connections stand in that moment.)
+#[tokio::test(flavor = "multi_thread")]
+async fn r87_a_replica_that_was_stopped_prefills_again_over_another_connection() {
+    const DEADLINE: Duration = Duration::from_secs(1);
+    let hand_off = r#"{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,
+        "remote_engine_id":"e","remote_request_id":"r","remote_block_ids":[[1]],"remote_host":"127.0.0.1","remote_port":1}}"#;
+    let answer =
+        r#"{"choices":[{"text":"well","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
+    let gate = Arc::new(Semaphore::new(0));
+    let held = vec![Step::ReadRequest, Step::Gate(Arc::clone(&gate)), kept(hand_off)];
+    let at_once = |answer: &str| vec![[Step::ReadRequest, kept(answer)]; BURST].concat();
+    let mut scripts = vec![held; BURST];
+    scripts.push(at_once(hand_off));
+    let prefill = RawServer::start(scripts).await;
+    let decode = RawServer::start(vec![at_once(answer)]).await;
+    // Scrapes would play the scripts too.
+    let metrics = start_engine(EngineConfig::decode("m")).await;
+    let metric_port = Engine::address(&metrics).port().to_string();
+    let pods = [("prefill", prefill.address()), ("decode", decode.address())].map(|(role, address)| {
+        let pod = PodManifest::new(role, "m", address).role("rs", role).config(&pd_by_default());
+        pod.label("model.aibrix.ai/metric-port", &metric_port)
+    });
+    let env = [("TANDEM_HANDOFF_DEADLINE_SECONDS", DEADLINE.as_secs().to_string())];
+    let env = env.map(|(name, value)| (name.to_owned(), value)).into();
+    let fleet = Fleet::start(pods, FleetOptions { replicas: 1, envoy: false, env, ..FleetOptions::default() }).await;
+    let (tandem, front) = (&fleet.tandems[0], &fleet.paths()[0]);
+    let calls: Vec<_> = (0..BURST)
+        .map(|number| {
+            let body = json!({"model": "m", "prompt": format!("question {number}"), "max_tokens": 2}).to_string();
+            tokio::spawn(Call::post(front, "/v1/completions", body).try_send())
+        })
+        .collect();
+    for index in 0..BURST {
+        prefill.wait_for(index, |connection| request_end(&connection.received).is_some()).await;
+    }
+    tandem.stop();
+    gate.add_permits(BURST);
+    for index in 0..BURST {
+        prefill.wait_for(index, |connection| connection.done).await;
+    }
+    // Real time, because the clock is another process's.
+    tokio::time::sleep(DEADLINE + Duration::from_secs(1)).await;
+    tandem.cont();
+    for call in calls {
+        let answer = within("an answer", call).await.expect("the call's task").expect("an answer");
+        let (status, text) = (answer.status, answer.body().await.bytes);
+        assert_eq!(status, 200, "{}", String::from_utf8_lossy(&text));
+    }
+    let again = tandem.metrics().await.sum("tandem_retries_total", &[("reason", "handoff_expired")]);
+    assert_eq!(again, BURST as f64);
+    oracle(&fleet.tandems, &[]).await;
 }

@@ -3,6 +3,11 @@
 mod calls;
 mod cost;
 mod exactness;
+mod findings;
+mod late;
+mod limits;
 mod model;
+mod replicas;
 mod resp;
+mod shared;
 mod world;

@@ -220,6 +220,8 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("TANDEM_LOG_FORMAT", "tests/integration/traces/secrets.rs", "one_log_line_each_and_no_secret_anywhere"),
     ("AIBRIX_BUCKET_SERVE", "src/bands/tests/model.rs", "switched_on_and_off"),
     ("AIBRIX_BUCKET_SERVE_MODE", "src/bands/tests/planning.rs", "equal_ranges_are_cut_at_a_quantile"),
+    ("TANDEM_RATE_LIMIT_FALLBACK", "src/state/limits/tests.rs", "r71_without_redis_the_setting_decides"),
+    ("TANDEM_RATE_LIMIT_WAIT_MS", "src/state/limits/tests.rs", "nobody_waits_for_long_for_a_server_that_is_silent"),
     ("TANDEM_FRONT_MAX_CONNECTIONS", "src/front/tests.rs", "connections_are_counted_and_given_back"),
     ("TANDEM_FRONT_BODY_TIMEOUT_SECONDS", "src/front/tests.rs", "a_body_that_does_not_arrive_is_given_up"),
     ("TANDEM_FRONT_STALL_TIMEOUT_SECONDS", "src/front/tests.rs", "a_client_that_never_reads_loses_its_pod"),

@@ -1,0 +1,162 @@
+//! Connections to engines that look, before a request goes over them again, whether the engine has closed them.
+//!
+//! hyper takes an idle connection for usable until it has read the engine's close, and tokio reads it after its next
+//! look at epoll. A process that was stopped, or is just very busy, can send a request in between: into a socket whose
+//! other end is gone. Nobody reads such a request, but from its failure alone that cannot be told. So the kernel is asked
+//! before the first byte is written, and a request that is stopped there may be sent again.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_util::TryFutureExt as _;
+use futures_util::future::MapOk;
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+// Tower's, which hyper-util's connectors are.
+use tonic::codegen::Service;
+
+/// Why a request was not written: its connection is closed, and nothing of it was sent.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the engine had closed the connection before the request was sent")]
+struct ClosedBefore;
+
+/// Whether a request failed because the engine had closed its connection before a byte of it was sent.
+pub(super) fn closed_before(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut current = Some(error);
+    while let Some(error) = current {
+        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if inner.is_some_and(|inner| inner.is::<ClosedBefore>()) {
+            return true;
+        }
+        current = error.source();
+    }
+    false
+}
+
+/// Opens [`EngineStream`]s.
+#[derive(Clone, Debug)]
+pub(super) struct EngineConnector(pub HttpConnector);
+
+impl Service<Uri> for EngineConnector {
+    type Response = EngineStream;
+    type Error = <HttpConnector as Service<Uri>>::Error;
+    type Future = MapOk<<HttpConnector as Service<Uri>>::Future, fn(TokioIo<TcpStream>) -> EngineStream>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        self.0.call(uri).map_ok(EngineStream::new)
+    }
+}
+
+/// Where a connection is between requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    /// Nothing yet: it has just been opened.
+    Nothing,
+    /// Part of a request.
+    Part,
+    /// Whole requests. hyper flushes when it has written all that it has, and a body of one piece is all there is.
+    Whole,
+}
+
+/// A TCP connection to an engine. Only for requests whose body is one piece.
+#[derive(Debug)]
+pub(super) struct EngineStream {
+    stream: TokioIo<TcpStream>,
+    sent: Sent,
+}
+
+impl EngineStream {
+    fn new(stream: TokioIo<TcpStream>) -> EngineStream {
+        EngineStream { stream, sent: Sent::Nothing }
+    }
+
+    /// Asks the kernel and not tokio, which only knows what the last look at epoll has told it. Between requests an
+    /// engine has nothing to say, so whatever there is to read means that the connection cannot be used.
+    fn is_closed(&self) -> bool {
+        // Without a descriptor to spare nothing is known, as it would be without this check.
+        let Ok(descriptor) = self.stream.inner().as_fd().try_clone_to_owned() else { return false };
+        match std::net::TcpStream::from(descriptor).peek(&mut [0]) {
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+            Ok(_) => true,
+        }
+    }
+
+    /// Writes with `write`, unless that began a request on a connection that is closed.
+    fn write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut TokioIo<TcpStream>>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        let again = self.sent == Sent::Whole;
+        if again && self.is_closed() {
+            return Poll::Ready(Err(io::Error::other(ClosedBefore)));
+        }
+        match write(Pin::new(&mut self.stream), context) {
+            Poll::Ready(Ok(length)) => {
+                self.sent = Sent::Part;
+                Poll::Ready(Ok(length))
+            }
+            // The kernel took nothing of it.
+            Poll::Ready(Err(_)) if again => Poll::Ready(Err(io::Error::other(ClosedBefore))),
+            other => other,
+        }
+    }
+}
+
+impl Connection for EngineStream {
+    fn connected(&self) -> Connected {
+        self.stream.connected()
+    }
+}
+
+impl Read for EngineStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl Write for EngineStream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.write(context, |stream, context| stream.poll_write(context, bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.write(context, |stream, context| stream.poll_write_vectored(context, pieces))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if self.sent == Sent::Part && matches!(flushed, Poll::Ready(Ok(()))) {
+            self.sent = Sent::Whole;
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests;

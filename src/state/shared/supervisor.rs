@@ -1,0 +1,134 @@
+//! Starts a link for every model of the fleet, ends those of models that are gone, and hands announcements out.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::link::{Inbox, Link, Missed};
+use super::{Handle, Links, MAX_CLAIMS, Terms};
+use crate::fleet::Fleet;
+use crate::rng::Rng;
+use crate::state::keys::ModelKeys;
+use crate::state::plane::ModelStatus;
+use crate::state::redis::{FeedEvent, NewsFeed, Plane};
+use crate::state::wire::News;
+
+/// Announcements that may wait for a model's task; more are missed, which it makes good.
+const MAX_NEWS: usize = 1_024;
+
+/// What the supervisor works with.
+pub(super) struct Supervisor {
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) snapshots: watch::Receiver<u64>,
+    pub(super) plane: Plane,
+    pub(super) feed: NewsFeed,
+    pub(super) terms: Terms,
+    pub(super) links: Arc<ArcSwap<Links>>,
+    /// Everybody says goodbye.
+    pub(super) leaving: CancellationToken,
+    pub(super) tasks: TaskTracker,
+    pub(super) seed: u64,
+}
+
+/// How announcements reach a link.
+struct Wire {
+    model: Arc<str>,
+    news: mpsc::Sender<News>,
+    missed: Arc<Missed>,
+    gone: CancellationToken,
+}
+
+/// Runs until everybody leaves.
+pub(super) async fn run(mut this: Supervisor) {
+    let mut rng = Rng::new(this.seed);
+    let mut wires: HashMap<String, Wire> = HashMap::new();
+    let leaving = this.leaving.clone();
+    loop {
+        this.meet(&mut wires, &mut rng).await;
+        let changed = tokio::select! {
+            () = leaving.cancelled() => break,
+            changed = this.snapshots.changed() => changed.is_ok(),
+            event = this.feed.next() => {
+                match event {
+                    Some(FeedEvent::News(channel, news)) => {
+                        if let Some(wire) = wires.get(&channel)
+                            && wire.news.try_send(news).is_err()
+                        {
+                            wire.missed.note();
+                        }
+                    }
+                    Some(FeedEvent::Gap) => wires.values().for_each(|wire| wire.missed.note()),
+                    None => break,
+                }
+                continue;
+            }
+        };
+        if !changed {
+            break;
+        }
+    }
+    leaving.cancelled().await;
+    this.feed.close().await;
+}
+
+impl Supervisor {
+    /// Brings the links in line with the models of the fleet.
+    async fn meet(&mut self, wires: &mut HashMap<String, Wire>, rng: &mut Rng) {
+        let snapshot = self.fleet.load();
+        let known = self.links.load();
+        let same = known.len() == snapshot.models.len() && known.keys().all(|name| snapshot.models.contains_key(name));
+        if same {
+            return;
+        }
+        let mut links: Links = HashMap::clone(&known);
+        wires.retain(|_, wire| {
+            let stays = snapshot.models.contains_key(&wire.model);
+            if !stays {
+                wire.gone.cancel();
+                links.remove(&wire.model);
+            }
+            stays
+        });
+        let mut fresh = Vec::new();
+        for (name, model) in &snapshot.models {
+            if links.contains_key(name) {
+                continue;
+            }
+            let keys = Arc::new(ModelKeys::new(name));
+            let (claims, claim_requests) = mpsc::channel(MAX_CLAIMS);
+            let (news, heard) = mpsc::channel(MAX_NEWS);
+            let missed = Arc::new(Missed::default());
+            let gone = self.leaving.child_token();
+            let status =
+                Arc::new(ArcSwap::from_pointee(ModelStatus { model: Arc::clone(name), ..ModelStatus::default() }));
+            let inbox = Inbox {
+                claims: claim_requests,
+                news: heard,
+                missed: Arc::clone(&missed),
+                snapshots: self.snapshots.clone(),
+                reconnects: self.plane.reconnects(),
+                gone: gone.clone(),
+            };
+            let link = Link::new(
+                model,
+                Arc::clone(&keys),
+                self.plane.clone(),
+                Arc::clone(&self.fleet),
+                self.terms.clone(),
+                Arc::clone(&status),
+                rng.next_u64(),
+            );
+            self.tasks.spawn(link.run(inbox));
+            wires.insert(keys.news().to_owned(), Wire { model: Arc::clone(name), news, missed, gone });
+            fresh.push(Arc::clone(&keys));
+            links.insert(Arc::clone(name), Handle { keys, claims, status });
+        }
+        drop(known);
+        self.links.store(Arc::new(links));
+        self.feed.add(fresh.iter().map(|keys| &**keys)).await;
+    }
+}

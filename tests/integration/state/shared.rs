@@ -1,0 +1,264 @@
+//! The shared plane of whole replicas over a real Redis: what one charges, all see.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tandem::knobs::Grade;
+use tandem::load::{DecodeCharge, Peers, PrefillCharge};
+use tandem::rng::Rng;
+use tandem::routing::{self, Affinity, Context, PromptLength, RequestFacts, Splittable, Strategy};
+use tandem::state::plane::{ClaimOrder, Claimed, StatePlane};
+
+use super::replicas::{MEET, Replica, fleet, leave, pairs};
+use super::resp::{Connection, Reply};
+use crate::harness::eventually;
+use crate::harness::redis::Redis;
+
+/// Every key of the server has a TTL.
+fn assert_keys_expire(redis: &Redis) {
+    let mut connection = Connection::open(redis.address());
+    let keys: Vec<Vec<u8>> = connection.ask(&[b"KEYS", b"*"]).list().into_iter().map(Reply::bytes).collect();
+    assert!(!keys.is_empty());
+    for key in keys {
+        let ttl = connection.ask(&[b"PTTL", &key]).number();
+        assert!(ttl > 0, "{}: {ttl}", String::from_utf8_lossy(&key));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r63_what_one_replica_charges_all_see() {
+    let redis = Redis::start().await;
+    let replicas = fleet(&redis.url(), Grade::Paced, 3, &pairs("m", 2)).await;
+    let [one, two, three] = &replicas[..] else { panic!("three replicas") };
+    let held = (PrefillCharge::open(&one.pod("m", "p-0")), DecodeCharge::open(&one.pod("m", "d-1")));
+    let mut more = DecodeCharge::open(&two.pod("m", "d-1"));
+    more.hand_over();
+    for replica in [one, two, three] {
+        eventually(MEET, "the same view", async || {
+            let (prefill, decode) = (replica.sees("m", "p-0"), replica.sees("m", "d-1"));
+            ((prefill.prefills, decode.pending, decode.running) == (1, 1, 1)).then_some(())
+        })
+        .await;
+        assert_eq!(replica.sees("m", "d-0").in_flight() + replica.sees("m", "p-1").in_flight(), 0);
+    }
+    drop((held, more));
+    for replica in &replicas {
+        eventually(MEET, "an idle view", async || {
+            ["p-0", "p-1", "d-0", "d-1"].iter().all(|pod| replica.sees("m", pod).in_flight() == 0).then_some(())
+        })
+        .await;
+    }
+    assert_keys_expire(&redis);
+    leave(replicas).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_leaves_takes_its_work_along_at_once() {
+    let redis = Redis::start().await;
+    let mut replicas = fleet(&redis.url(), Grade::Paced, 2, &pairs("m", 1)).await;
+    let leaver = replicas.pop().expect("a replica");
+    let stays = &replicas[0];
+    let _held = DecodeCharge::open(&leaver.pod("m", "d-0"));
+    eventually(MEET, "the charge", async || (stays.sees("m", "d-0").pending == 1).then_some(())).await;
+    let left = Instant::now();
+    leaver.plane.leave().await;
+    eventually(MEET, "the charge to go", async || (stays.sees("m", "d-0").pending == 0).then_some(())).await;
+    assert!(left.elapsed() < Duration::from_millis(2_500), "not only when the lease is over: {:?}", left.elapsed());
+    eventually(MEET, "to be alone", async || (stays.status("m")?.members == 1).then_some(())).await;
+    leave(replicas).await;
+}
+
+/// Pods come and go on one side while they are charged on the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_on_pods_that_are_discovered_later_is_there_when_they_are() {
+    let redis = Redis::start().await;
+    let mut replicas = fleet(&redis.url(), Grade::Paced, 2, &pairs("m", 1)).await;
+    let more = pairs("m", 2);
+    replicas[0].discover(&more);
+    let held = DecodeCharge::open(&replicas[0].pod("m", "d-1"));
+    let other = &replicas[1];
+    eventually(MEET, "the charge", async || (other.status("m")?.remote_pods == 1).then_some(())).await;
+    replicas[1].discover(&more);
+    let other = &replicas[1];
+    eventually(MEET, "the charge on its pod", async || (other.sees("m", "d-1").pending == 1).then_some(())).await;
+    // The pod leaves with the charge open, and the charge ends.
+    replicas[0].discover(&pairs("m", 1));
+    drop(held);
+    let other = &replicas[1];
+    eventually(MEET, "the charge to go", async || (other.sees("m", "d-1").pending == 0).then_some(())).await;
+    // The model goes and comes back: the link is another one.
+    replicas[0].discover(&pairs("other", 1));
+    replicas[0].discover(&more);
+    let held = DecodeCharge::open(&replicas[0].pod("m", "d-0"));
+    let other = &replicas[1];
+    eventually(MEET, "the charge on the new link", async || (other.sees("m", "d-0").pending == 1).then_some(())).await;
+    drop(held);
+    leave(replicas).await;
+}
+
+/// One request: selected and claimed, again if need be. Returns the name of its prefill pod, its guards, and the tries.
+async fn claimed(replica: &Replica, seed: u64) -> (String, routing::Charges, u32) {
+    let model = replica.model("m");
+    let knobs = tandem::knobs::PdKnobs::default();
+    let facts = RequestFacts {
+        length: PromptLength::Unknown,
+        hashes: &[],
+        splittable: Splittable::Yes,
+        profile: None,
+        filter: None,
+        affinity: Affinity::default(),
+        prompt_tokens: 100,
+        prefix_tokens: 0,
+        session_growth: None,
+        avoid: None,
+    };
+    for tries in 1.. {
+        let since = model.port.claim_since().expect("claims are made");
+        let context = Context {
+            now: replica.clock.now(),
+            seed: seed + u64::from(tries),
+            max_metric_age: Duration::from_secs(5),
+            prefix: &replica.prefix,
+            peers: Peers::ALONE,
+        };
+        let (decision, charges) =
+            routing::select_and_charge(&model, &facts, Strategy::Pd, &knobs, context).expect("a pair");
+        let routing::Target::Pair { prefill, decode } = &decision.target else { panic!("no pair") };
+        let pods = vec![Arc::clone(&prefill.state), Arc::clone(&decode.state)];
+        let order = ClaimOrder { model: Arc::clone(&model.name), pods, since };
+        match replica.plane.claim(order).await {
+            Claimed::Granted => return (prefill.spec.key.name.to_string(), charges, tries),
+            Claimed::Again => drop(charges),
+            Claimed::Unsure => panic!("unsure"),
+        }
+    }
+    unreachable!("claims end")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r60_64_requests_at_four_replicas_end_8_on_each_of_8_pairs() {
+    let redis = Redis::start().await;
+    let config = tandem::state::redis::RedisConfig::from_url(&redis.url()).expect("a URL");
+    // Nothing may be decided by the slowness of the machine.
+    let knobs = tandem::knobs::PlaneKnobs {
+        grade: Grade::Claim,
+        claim_deadline: Duration::from_secs(20),
+        ..tandem::knobs::PlaneKnobs::default()
+    };
+    let replicas: Vec<Replica> =
+        (0..4).map(|seed| Replica::start_with(&config, &knobs, &pairs("m", 8), seed + 1)).collect();
+    super::replicas::met(&replicas, "m").await;
+    for replica in &replicas {
+        let model = replica.model("m");
+        eventually(MEET, "claims", async || model.port.claim_since().map(drop)).await;
+    }
+    let all = join_all((0..64u64).map(|request| claimed(&replicas[(request % 4) as usize], request * 1_000))).await;
+    let mut by_pod = std::collections::BTreeMap::new();
+    for (pod, _, _) in &all {
+        *by_pod.entry(pod.clone()).or_insert(0) += 1;
+    }
+    assert_eq!(by_pod.values().copied().collect::<Vec<_>>(), [8; 8], "{by_pod:?}");
+    let again: u32 = all.iter().map(|(_, _, tries)| tries - 1).sum();
+    println!("64 claims at once over 4 replicas: {again} decided again");
+    assert!(again > 0, "nobody was in anybody's way");
+    drop(all);
+    for replica in &replicas {
+        eventually(MEET, "an idle view", async || {
+            (0..8).all(|set| replica.sees("m", &format!("d-{set}")).in_flight() == 0).then_some(())
+        })
+        .await;
+    }
+    leave(replicas).await;
+}
+
+/// Percentile of sorted times.
+fn at(sorted: &[Duration], part: f64) -> Duration {
+    sorted[((sorted.len() - 1) as f64 * part) as usize]
+}
+
+/// Strict bounds hold on a machine with nothing else to do; in CI they are wide.
+fn bound(strict: Duration) -> Duration {
+    if std::env::var_os("TANDEM_SLOW_TESTS").is_some() { strict } else { strict * 40 }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn freshness_a_charge_on_an_idle_fleet_is_seen_within_2_ms_and_a_round_trip() {
+    let redis = Redis::start().await;
+    let replicas = fleet(&redis.url(), Grade::Paced, 4, &pairs("m", 4)).await;
+    let mut seen = Vec::new();
+    let mut rng = Rng::new(1);
+    for turn in 0..60 {
+        // Idle: longer than any pace.
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        let pod = format!("d-{}", rng.below(4));
+        let charged = Instant::now();
+        let held = DecodeCharge::open(&replicas[turn % 4].pod("m", &pod));
+        while !replicas.iter().all(|replica| replica.sees("m", &pod).pending == 1) {
+            assert!(charged.elapsed() < MEET, "not seen");
+            tokio::task::yield_now().await;
+        }
+        seen.push(charged.elapsed());
+        drop(held);
+        eventually(MEET, "idle again", async || {
+            replicas.iter().all(|replica| replica.sees("m", &pod).pending == 0).then_some(())
+        })
+        .await;
+    }
+    let syncs: Vec<Duration> = replicas.iter().filter_map(|replica| replica.status("m")?.last_sync).collect();
+    seen.sort();
+    println!(
+        "a charge is seen by all of 4 replicas after {:?} (median), {:?} (p99); syncs took {syncs:?}",
+        at(&seen, 0.5),
+        at(&seen, 0.99)
+    );
+    assert!(at(&seen, 0.5) < bound(Duration::from_millis(3)), "{seen:?}");
+    leave(replicas).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn freshness_under_a_thousand_requests_a_second() {
+    let redis = Redis::start().await;
+    let replicas = fleet(&redis.url(), Grade::Paced, 8, &pairs("m", 16)).await;
+    let (mut ages, mut open, mut rng) = (Vec::new(), std::collections::VecDeque::new(), Rng::new(7));
+    let mut beat = tokio::time::interval(Duration::from_millis(1));
+    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
+    let started = Instant::now();
+    for request in 0..4_000usize {
+        beat.tick().await;
+        let replica = &replicas[request % 8];
+        // At the moment of selection.
+        if request > 500 {
+            ages.push(replica.model("m").port.age(replica.clock.now()).expect("a view"));
+        }
+        let set = rng.below(16);
+        let prefill = PrefillCharge::open(&replica.pod("m", &format!("p-{set}")));
+        let mut decode = DecodeCharge::open(&replica.pod("m", &format!("d-{set}")));
+        open.push_back((Some(prefill), decode));
+        // Prefills take some 20 ms, answers 200 ms.
+        if let Some(place) = open.len().checked_sub(20)
+            && let Some((prefill, handed)) = open.get_mut(place)
+        {
+            drop(prefill.take());
+            handed.hand_over();
+        }
+        if open.len() > 200 {
+            (_, decode) = open.pop_front().expect("an open request");
+            decode.complete();
+        }
+    }
+    let rate = 4_000.0 / started.elapsed().as_secs_f64();
+    drop(open);
+    ages.sort();
+    let (median, p99) = (at(&ages, 0.5), at(&ages, 0.99));
+    println!("8 replicas, {rate:.0} requests/s: the view is {median:?} old at the median and {p99:?} at p99");
+    assert!(median <= bound(Duration::from_millis(5)) && p99 <= bound(Duration::from_millis(15)), "{median:?} {p99:?}");
+    for replica in &replicas {
+        eventually(MEET, "an idle view", async || {
+            (0..16).all(|set| replica.sees("m", &format!("d-{set}")).in_flight() == 0).then_some(())
+        })
+        .await;
+    }
+    assert_keys_expire(&redis);
+    leave(replicas).await;
+}
