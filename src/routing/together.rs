@@ -17,10 +17,14 @@ const MAX_AHEAD: usize = 32;
 /// From this size of the group on ties are broken together: smaller, most selections have nobody beside them.
 const COMPANY: f64 = 2.0;
 
-/// How many decide at once. Each sees half of the others come before it, on average.
+/// How many requests are decided on at once. Each sees half of the others' come before it, on average; and where the others
+/// place more than one each, so does this one.
 fn group(peers: Peers) -> f64 {
-    let group = 1.0 + 2.0 * peers.unseen;
-    if peers.count > 1 && group.is_finite() { group.max(1.0) } else { 1.0 }
+    let theirs = 2.0 * peers.unseen;
+    if peers.count <= 1 || !theirs.is_finite() {
+        return 1.0;
+    }
+    theirs.max(0.0) + (theirs / f64::from(peers.count - 1)).max(1.0)
 }
 
 /// How many requests of others a replica assumes to go before its own.
@@ -256,6 +260,14 @@ mod tests {
         assert_eq!(ahead(peers(3, 5, 1e9)), MAX_AHEAD);
         // An average that is a little off must not put the last two into one place.
         assert_eq!((0..8).map(|rank| ahead(peers(rank, 8, 3.49))).collect::<std::collections::BTreeSet<_>>().len(), 8);
+    }
+
+    #[test]
+    fn the_group_is_the_others_and_ones_own() {
+        let of = |count, unseen| group(peers(0, count, unseen));
+        // Ten requests for four replicas: 7.5 are the others'.
+        let groups = [of(4, 0.0), of(4, 0.5), of(4, 1.5), of(4, 3.75), of(16, 4.5), of(2, 4.5), of(4, -1.0)];
+        assert_eq!(groups, [1.0, 2.0, 4.0, 10.0, 10.0, 18.0, 1.0]);
     }
 
     #[test]
