@@ -27,7 +27,7 @@ use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
 use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
 use crate::state::limits::{LimitParts, SharedLimits};
-use crate::state::shared::{Listeners, Surroundings};
+use crate::state::links::{Listeners, Surroundings};
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
 
 /// HTTP/2 flow-control window of one ext_proc stream, bytes: a 1 MiB prompt arrives without waiting for a round trip.

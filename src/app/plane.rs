@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result};
 use xxhash_rust::xxh64::xxh64;
 
 use crate::knobs::{PlaneKnobs, RedisTarget, Secret};
+use crate::state::links::{SharedPlane, Surroundings};
 use crate::state::plane::{LocalPlane, StatePlane};
 use crate::state::redis::{Plane, RedisConfig};
-use crate::state::shared::{SharedPlane, Surroundings};
 
 /// Where Redis is, as the client wants it. An address that cannot be used refuses the start.
 pub(super) fn redis_config(target: &RedisTarget) -> Result<RedisConfig> {

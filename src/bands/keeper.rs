@@ -93,8 +93,8 @@ impl Keeper {
         };
         picture.decay(now);
         picture.absorb(&increments);
-        self.bands.shared.keep(&increments);
-        for observed in self.bands.shared.heard() {
+        self.bands.told.keep(&increments);
+        for observed in self.bands.told.heard() {
             picture.absorb_old(&observed.increments, observed.age);
         }
         let mut earlier = std::mem::take(&mut self.watched);

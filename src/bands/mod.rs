@@ -13,10 +13,10 @@ mod groups;
 mod keeper;
 mod layout;
 mod plan;
-mod shared;
 mod sketch;
 #[cfg(test)]
 mod tests;
+mod told;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ pub use groups::{MAX_PROFILES, enabled, groups};
 pub use keeper::{Keeper, Keepers, PLAN_AGE};
 pub use layout::Layout;
 pub use plan::{BandView, Banded, Group, Plan, borders};
-pub use shared::Observed;
 pub use sketch::{HALF_LIFE, Increments, Picture, Sketch, Tally};
+pub use told::Observed;
 
 /// The longest prompt of each roleset that a live plan of the fleet holds, tokens; `u64::MAX` = no end.
 pub fn ends(snapshot: &Snapshot) -> BTreeMap<Arc<str>, u64> {
@@ -59,7 +59,7 @@ pub struct ProfilePlan {
 #[derive(Debug, Default)]
 pub struct ModelBands {
     sketch: Sketch,
-    shared: shared::Shared,
+    told: told::Told,
     plans: ArcSwap<Vec<ProfilePlan>>,
 }
 
@@ -77,17 +77,17 @@ impl ModelBands {
 
     /// From now on somebody tells other replicas what is observed here.
     pub fn share(&self) {
-        self.shared.begin();
+        self.told.begin();
     }
 
     /// What was observed here since this was last asked, for the other replicas.
     pub fn take_observed(&self) -> Option<Increments> {
-        self.shared.take()
+        self.told.take()
     }
 
     /// What another replica observed; the next plan counts it in.
     pub fn hear(&self, observed: Observed) {
-        self.shared.hear(observed);
+        self.told.hear(observed);
     }
 
     /// The live plans, ordered by profile.

@@ -7,6 +7,7 @@ mod ending;
 mod intake;
 mod legs;
 mod limits;
+mod notes;
 mod prefill;
 mod watchdog;
 

@@ -18,7 +18,7 @@ use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 // Tower's, which hyper-util's connectors are.
-use tonic::codegen::Service;
+use tower_service::Service;
 
 /// Why a request was not written: its connection is closed, and nothing of it was sent.
 #[derive(Clone, Copy, Debug, thiserror::Error)]

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::state::wire::{ClaimReply, ClaimStatus};
 
 const EPOCH: Epoch = *b"an epoch";
 const ME: u32 = 7;

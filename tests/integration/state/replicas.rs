@@ -9,9 +9,9 @@ use tandem::fleet::{Engine, Fleet, Model, PodKey, PodSpec, PodState, Role, Snaps
 use tandem::knobs::{Ejection, Grade, PlaneKnobs, PrefixKnobs, Tokenizer};
 use tandem::load::{LoadView, Sessions};
 use tandem::prefix::PrefixIndex;
+use tandem::state::links::{Listeners, SharedPlane, Surroundings};
 use tandem::state::plane::{ModelStatus, StatePlane};
 use tandem::state::redis::{Plane, RedisConfig};
-use tandem::state::shared::{Listeners, SharedPlane, Surroundings};
 use tandem::telemetry::Metrics;
 use tokio::sync::watch;
 

@@ -216,6 +216,22 @@ const ROWS: &[Row] = &[
 
 /// Variable, file, and the test in it that shows the effect.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
+    ("REDIS_URL", "tests/integration/state/processes.rs", "r65_with_redis_two_replicas_share_without_another_switch"),
+    ("REDIS_HOST", "tests/integration/state/processes.rs", "r65_with_redis_two_replicas_share_without_another_switch"),
+    ("REDIS_PORT", "tests/integration/state/processes.rs", "r65_with_redis_two_replicas_share_without_another_switch"),
+    ("REDIS_PASSWORD", "tests/integration/state/processes.rs", "the_password_is_used_and_shows_nowhere"),
+    (
+        "TANDEM_STATE_PLANE_GRADE",
+        "tests/integration/state/processes.rs",
+        "claims_are_made_when_the_grade_asks_for_them",
+    ),
+    ("TANDEM_CLAIM_DEADLINE_MS", "tests/integration/state/settings.rs", "a_claim_waits_for_its_deadline"),
+    ("TANDEM_STATE_PLANE_PACE_MS", "tests/integration/state/settings.rs", "publications_keep_their_pace"),
+    ("TANDEM_STATE_PLANE_BUDGET", "tests/integration/state/settings.rs", "publications_keep_their_pace"),
+    ("AIBRIX_TOKEN_LOAD_SHARED_LEDGER", "tests/integration/state/settings.rs", "what_is_not_shared_does_not_count"),
+    ("TANDEM_SHARED_PREFILL", "tests/integration/state/settings.rs", "what_is_not_shared_does_not_count"),
+    ("AIBRIX_STATESYNC_ENABLED", "tests/integration/state/settings.rs", "findings_are_shared_unless_that_is_off"),
+    ("AIBRIX_STATESYNC_SYNC_PERIOD", "tests/integration/state/settings.rs", "findings_are_shared_unless_that_is_off"),
     ("TANDEM_LOG", "tests/integration/traces/secrets.rs", "one_log_line_each_and_no_secret_anywhere"),
     ("TANDEM_LOG_FORMAT", "tests/integration/traces/secrets.rs", "one_log_line_each_and_no_secret_anywhere"),
     ("AIBRIX_BUCKET_SERVE", "src/bands/tests/model.rs", "switched_on_and_off"),

@@ -20,7 +20,7 @@ pub struct Observed {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
+pub(super) struct Told {
     sharing: AtomicBool,
     own: Mutex<Increments>,
     heard: Mutex<std::collections::VecDeque<Observed>>,
@@ -31,7 +31,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl Told {
     /// Somebody takes what is kept.
     pub(super) fn begin(&self) {
         self.sharing.store(true, Ordering::Release);
@@ -76,24 +76,24 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_for_nobody_and_nothing_is_lost_for_somebody() {
-        let shared = Shared::default();
-        shared.keep(&seen(1));
-        assert_eq!(shared.take(), None);
-        shared.begin();
-        shared.keep(&seen(2));
-        shared.keep(&seen(3));
-        assert_eq!(shared.take(), Some(seen(5)));
-        assert_eq!(shared.take(), None);
+        let told = Told::default();
+        told.keep(&seen(1));
+        assert_eq!(told.take(), None);
+        told.begin();
+        told.keep(&seen(2));
+        told.keep(&seen(3));
+        assert_eq!(told.take(), Some(seen(5)));
+        assert_eq!(told.take(), None);
     }
 
     #[test]
     fn what_is_heard_is_bounded() {
-        let shared = Shared::default();
+        let told = Told::default();
         for requests in 0..=MAX_HEARD as u64 {
-            shared.hear(Observed { increments: seen(requests), age: Duration::ZERO });
+            told.hear(Observed { increments: seen(requests), age: Duration::ZERO });
         }
-        let heard = shared.heard();
+        let heard = told.heard();
         assert_eq!((heard.len(), &heard[0].increments), (MAX_HEARD, &seen(1)));
-        assert!(shared.heard().is_empty());
+        assert!(told.heard().is_empty());
     }
 }

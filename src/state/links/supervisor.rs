@@ -8,7 +8,8 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::link::{Inbox, Link, Missed};
+use super::inbox::{Inbox, Missed};
+use super::link::Link;
 use super::{Handle, Links, MAX_CLAIMS, Terms};
 use crate::fleet::Fleet;
 use crate::rng::Rng;

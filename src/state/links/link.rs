@@ -6,26 +6,25 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::StreamExt;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::oneshot;
 
 use super::Terms;
 use super::breaker::Breaker;
+use super::inbox::{ClaimRequest, Inbox};
 use crate::clock::Tick;
 use crate::fleet::{Fleet, Model, PodState};
 use crate::knobs::Grade;
 use crate::load::{FADES_AFTER, Heard, PeerCell, PlanePort, Share};
 use crate::state::keys::ModelKeys;
 use crate::state::ledger::{Claimed, Next, SharedLedger};
-use crate::state::plane::{ClaimOrder, ModelStatus};
-use crate::state::redis::{Plane, Reconnects, RedisError};
+use crate::state::plane::ModelStatus;
+use crate::state::redis::{Plane, RedisError};
 use crate::state::wire::{ClaimReply, News, ReapCall, ReapReply, SyncReply};
 use crate::telemetry::{ClaimFallback, SyncOutcome};
 
@@ -37,45 +36,6 @@ const SHOW: Duration = Duration::from_millis(50);
 const BATCH: usize = 4_096;
 /// Multiplying a member's number by this undoes what `ledger_sync.lua` does to spread it (modulo 2^32).
 const UNSPREAD: u32 = 244_002_641;
-
-/// A request waits for its claim.
-#[derive(Debug)]
-pub(super) struct ClaimRequest {
-    pub(super) order: ClaimOrder,
-    pub(super) answer: oneshot::Sender<Claimed>,
-    /// It was made before, and a later call came first.
-    pub(super) repeated: bool,
-}
-
-/// Announcements were missed.
-#[derive(Debug, Default)]
-pub(super) struct Missed {
-    some: AtomicBool,
-    told: Notify,
-}
-
-impl Missed {
-    pub(super) fn note(&self) {
-        self.some.store(true, Ordering::Release);
-        self.told.notify_one();
-    }
-
-    fn take(&self) -> bool {
-        self.some.swap(false, Ordering::AcqRel)
-    }
-}
-
-/// What a link hears.
-#[derive(Debug)]
-pub(super) struct Inbox {
-    pub(super) claims: mpsc::Receiver<ClaimRequest>,
-    pub(super) news: mpsc::Receiver<News>,
-    pub(super) missed: Arc<Missed>,
-    pub(super) snapshots: watch::Receiver<u64>,
-    pub(super) reconnects: Reconnects,
-    /// Say goodbye and end.
-    pub(super) gone: CancellationToken,
-}
 
 /// A call that has come back.
 enum Back {

@@ -7,6 +7,7 @@
 //! - The supervisor starts a link for every model of the fleet, and hands announcements to them.
 
 mod breaker;
+mod inbox;
 mod link;
 mod sketches;
 mod supervisor;
@@ -35,7 +36,7 @@ use crate::knobs::{Grade, PlaneKnobs};
 use crate::load::Scope;
 use crate::rng::Rng;
 use crate::telemetry::{ClaimFallback, Metrics};
-use link::ClaimRequest;
+use inbox::ClaimRequest;
 pub use teller::Listeners;
 use teller::{Findings, Teller};
 

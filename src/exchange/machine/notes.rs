@@ -1,0 +1,81 @@
+//! What a selection leaves behind for others: a trail for people, and what later selections and other replicas can use.
+
+use std::sync::Arc;
+
+use super::{EXPLAIN, Exchange};
+use crate::bands;
+use crate::clock::Tick;
+use crate::exchange::event::RequestHead;
+use crate::exchange::headers::text;
+use crate::exchange::plan::Plan;
+use crate::fleet::{Model, Pod};
+use crate::prefix::PrefixUpdate;
+use crate::routing::{Decision, DecisionRecord, PromptLength, Strategy, Target};
+use crate::state::findings::{Finding, MAX_TOLD_BLOCKS};
+use crate::telemetry::DecisionEssentials;
+
+impl Exchange {
+    /// Notes for spans, and for a client that asked, what was decided.
+    pub(super) fn explain(&mut self, record: &DecisionRecord) {
+        if let Ok(decision) = &record.outcome {
+            self.record.decision = Some(Box::new(DecisionEssentials {
+                snapshot_version: record.snapshot_version,
+                candidates: decision.candidates,
+                steps: decision.steps(),
+                prefill_score: decision.scores.prefill,
+                decode_score: decision.scores.decode,
+                total_score: decision.scores.total,
+                prefix_match_pct: decision.prefix_match_pct,
+                tied: decision.explanation.ties.total,
+                conflicts: record.conflicts,
+            }));
+        }
+        let asked = |head: &RequestHead| text(&head.headers, EXPLAIN) == Some("1");
+        if self.world.knobs.explain && self.head.as_ref().is_some_and(asked) {
+            self.explanation = Some(record.summary());
+        }
+    }
+
+    /// The picture of prompt lengths is of what rolesets get: a request that a single pod takes does not load them.
+    pub(super) fn note_bands(&self, model: &Model, plan: &Plan, length: PromptLength, decision: &Decision) {
+        let Target::Pair { .. } = decision.target else { return };
+        let Some(tokens) = length.tokens().filter(|_| bands::enabled(&plan.knobs)) else { return };
+        model.bands.observe(tokens);
+        if let Some(band) = decision.band.as_ref().filter(|band| band.applied) {
+            self.world.metrics.banded(&band.roleset, tokens);
+        }
+    }
+
+    /// By how much the prompt of the request's session grew, for the policies that charge tokens.
+    pub(super) fn session_growth(&self, now: Tick, model: &Model, plan: &Plan, prompt_tokens: u64) -> Option<u64> {
+        if plan.strategy != Some(Strategy::Pd) || !plan.knobs.prefill_policy.charges_tokens() {
+            return None;
+        }
+        // Opaque to us, so it need not be text.
+        let key = self.head.as_ref()?.headers.get("x-aibrix-session-key")?.as_bytes().trim_ascii();
+        let ttl = plan.knobs.token_load_session_ttl;
+        let (plane, sessions) = (&self.world.plane, &self.world.sessions);
+        if plane.tells()
+            && !ttl.is_zero()
+            && let Some(session) = sessions.hash(&model.name, key)
+        {
+            plane.tell(&model.name, Finding::Session { session, tokens: prompt_tokens });
+        }
+        sessions.grow(&model.name, key, prompt_tokens, ttl, now)
+    }
+
+    pub(super) fn offer_prefix(&self, pod: &Pod, hashes: &[u64], known: Option<u8>) {
+        if !hashes.is_empty() {
+            // What the pod holds already, everybody has been told.
+            if self.world.plane.tells() && known.is_none_or(|percent| percent < 100) {
+                let blocks = hashes.iter().take(MAX_TOLD_BLOCKS).copied().collect();
+                self.world.plane.tell(&pod.spec.model, Finding::Prefix { pod: pod.state.id, blocks });
+            }
+            self.world.prefix.offer(PrefixUpdate {
+                model: Arc::from(&*pod.spec.model),
+                hashes: Arc::from(hashes),
+                pod: Arc::clone(&pod.state),
+            });
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! How a link is told things.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::state::plane::{ClaimOrder, Claimed};
+use crate::state::redis::Reconnects;
+use crate::state::wire::News;
+
+/// A request waits for its claim.
+#[derive(Debug)]
+pub(super) struct ClaimRequest {
+    pub(super) order: ClaimOrder,
+    pub(super) answer: oneshot::Sender<Claimed>,
+    /// It was made before, and a later call came first.
+    pub(super) repeated: bool,
+}
+
+/// Announcements were missed.
+#[derive(Debug, Default)]
+pub(super) struct Missed {
+    some: AtomicBool,
+    pub(super) told: Notify,
+}
+
+impl Missed {
+    pub(super) fn note(&self) {
+        self.some.store(true, Ordering::Release);
+        self.told.notify_one();
+    }
+
+    /// Whether any were, since this was last asked.
+    pub(super) fn take(&self) -> bool {
+        self.some.swap(false, Ordering::AcqRel)
+    }
+}
+
+/// What a link hears.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    pub(super) claims: mpsc::Receiver<ClaimRequest>,
+    pub(super) news: mpsc::Receiver<News>,
+    pub(super) missed: Arc<Missed>,
+    pub(super) snapshots: watch::Receiver<u64>,
+    pub(super) reconnects: Reconnects,
+    /// Say goodbye and end.
+    pub(super) gone: CancellationToken,
+}
