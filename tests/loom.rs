@@ -29,6 +29,12 @@ mod clock {
 mod claim;
 #[path = "../src/load/commit.rs"]
 mod commit;
+#[path = "../src/load/peers.rs"]
+mod peers;
+#[path = "../src/load/remote.rs"]
+mod remote;
+#[path = "../src/load/share.rs"]
+mod share;
 #[path = "../src/load/starts.rs"]
 mod starts;
 
@@ -40,6 +46,9 @@ use loom::thread;
 use claim::{ACTIVE, Claim, TokenLoad};
 use clock::Tick;
 use commit::Commit;
+use peers::{Heard, PeerCell};
+use remote::{Fade, Remote};
+use share::Share;
 use sync::{AtomicU64, Ordering};
 
 /// A fleet of two pods and its version word.
@@ -220,5 +229,57 @@ fn ages_are_never_torn() {
         assert!((count, seconds) == (0, 0.0) || (count, seconds) == (1, 2.0), "{count} {seconds}");
         writer.join().unwrap();
         assert_eq!(load.decode_ages(tick(3)), (0, 0.0));
+    });
+}
+
+/// What the others have is replaced while a selection reads it: each word is of one publication.
+#[test]
+fn a_share_is_never_read_half_old_and_half_new() {
+    loom::model(|| {
+        let remote = Arc::new(Remote::default());
+        let share = |running, pending, open, start| Share {
+            running,
+            pending,
+            decode_open: open,
+            decode_start_sum_ms: open * start,
+            ..Share::ZERO
+        };
+        remote.apply(&share(1, 9, 1, 4_000), tick(5), 5_000);
+        let writer = thread::spawn({
+            let remote = Arc::clone(&remote);
+            move || remote.apply(&share(2, 8, 3, 2_000), tick(6), 6_000)
+        });
+        let whole = Fade::at_age(Duration::ZERO);
+        let (_, pending, running) = remote.counts(whole);
+        assert!([(9, 1), (8, 2)].contains(&(pending, running)), "{pending} {running}");
+        let ages = remote.decode_ages_ms(whole, tick(7));
+        assert!([(1, 3_000), (3, 15_000)].contains(&ages), "{ages:?}");
+        writer.join().unwrap();
+        assert_eq!(remote.decode_ages_ms(whole, tick(7)), (3, 15_000));
+        assert_eq!(remote.age(tick(7)), Some(Duration::from_secs(1)));
+    });
+}
+
+/// A selection while news come in, at whatever moment, does not end the counting for good.
+#[test]
+fn who_turns_up_is_counted_again_after_every_race() {
+    loom::model(|| {
+        let news = |answers, newcomers| Heard { answers, newcomers, version: 1 };
+        let at = Tick::from_millis;
+        let cell = Arc::new(PeerCell::default());
+        cell.join(0, 2);
+        cell.selected(at(10));
+        cell.heard(news(cell.selections(), 0), at(11));
+        let selecting = thread::spawn({
+            let cell = Arc::clone(&cell);
+            move || cell.selected(at(13))
+        });
+        cell.heard(news(0, 0), at(13));
+        selecting.join().unwrap();
+        assert!(cell.view().unseen == 0.0);
+        cell.selected(at(14));
+        cell.heard(news(cell.selections(), 4), at(15));
+        cell.heard(news(0, 0), at(20));
+        assert!((cell.view().unseen - 1.0).abs() < 1e-9, "{}", cell.view().unseen);
     });
 }

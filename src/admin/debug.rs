@@ -112,6 +112,7 @@ fn names(pods: &[std::sync::Arc<Pod>]) -> Vec<String> {
 fn show_pod(pod: &Pod, now: Tick, state: &AdminState) -> Value {
     let spec = &pod.spec;
     let load = pod.state.load.view();
+    let total = pod.state.load.total(now);
     let signals = pod.state.signals.load();
     let role = match spec.role {
         Role::Prefill => "prefill",
@@ -139,6 +140,13 @@ fn show_pod(pod: &Pod, now: Tick, state: &AdminState) -> Value {
             "decodes_pending": load.pending,
             "decodes_running": load.running,
             "completed": load.completed,
+        },
+        // What other replicas last told of theirs.
+        "others": {
+            "prefills": total.prefills.saturating_sub(load.prefills),
+            "decodes_pending": total.pending.saturating_sub(load.pending),
+            "decodes_running": total.running.saturating_sub(load.running),
+            "age_ms": pod.state.load.remote.age(now).map(|age| age.as_secs_f64() * 1000.0),
         },
         "health": show_health(pod.state.health.view(now)),
         "signals": {

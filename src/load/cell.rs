@@ -66,10 +66,11 @@ impl LoadCell {
         }
     }
 
-    /// This replica's own work and the others', as far as that has not [faded](Remote). What was completed is this
-    /// replica's own.
+    /// This replica's own work and the others', as far as that has not [faded](Remote). What was completed is counted in
+    /// any case: rates are made of it, and it does not go back.
     pub fn total(&self, now: Tick) -> LoadView {
         let own = self.view();
+        let own = LoadView { completed: own.completed.saturating_add(self.remote.completed()), ..own };
         let Some(fade) = self.remote.fade(now) else { return own };
         let (prefills, pending, running) = self.remote.counts(fade);
         LoadView {

@@ -29,7 +29,7 @@ pub use health::{
     Verdicts,
 };
 pub use ledger::{Ledger, Swept, TokenCharges};
-pub use peers::{PeerCell, Peers};
+pub use peers::{Heard, PeerCell, Peers};
 pub use port::{Mark, PlanePort};
 pub use rate::{RateCharge, RateWindow};
 pub use remote::{FADES_AFTER, FADES_OVER, Remote, Scope};

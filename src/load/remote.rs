@@ -58,6 +58,8 @@ pub struct Remote {
     kv: AtomicU64,
     decode: AtomicU64,
     starts: Starts,
+    /// Requests of the others that were running and no longer are.
+    completed: AtomicU64,
     /// Nanoseconds of the last application or confirmation; 0 = never.
     at: AtomicU64,
 }
@@ -85,7 +87,9 @@ impl Remote {
     /// ([`super::SHARE_TIME_ZERO_MS`]) shows at `at`: the share's times are kept on this replica's own clock, so that
     /// later corrections of the offset between the two do not change them.
     pub fn apply(&self, share: &Share, at: Tick, fleet_now_ms: u64) {
-        self.decodes.store(u64::from(share.pending) << 32 | u64::from(share.running), Ordering::Release);
+        let before = self.decodes.swap(u64::from(share.pending) << 32 | u64::from(share.running), Ordering::AcqRel);
+        let ended = (before & u64::from(u32::MAX)).saturating_sub(u64::from(share.running));
+        self.completed.fetch_add(ended, Ordering::AcqRel);
         self.prefills.store(u64::from(share.prefills), Ordering::Release);
         self.active.store(share.prefill_tokens, Ordering::Release);
         self.kv.store(share.kv_tokens, Ordering::Release);
@@ -117,6 +121,13 @@ impl Remote {
         let decodes = self.decodes.load(Ordering::Acquire);
         let prefills = self.prefills.load(Ordering::Acquire);
         (fade.of(prefills), fade.of(decodes >> 32), fade.of(decodes & u64::from(u32::MAX)))
+    }
+
+    /// Requests that the others had running here and have no longer, since the beginning. Those that failed are among
+    /// them, and one that ended between two publications while another began is not; to estimate a rate it is good enough,
+    /// and it needs nobody to publish a count that never goes back to zero.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire)
     }
 
     /// (active, kv)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::plane::{Answer, Shares};
 use crate::clock::Tick;
-use crate::load::{PeerCell, Scope, Share};
+use crate::load::{Heard, PeerCell, Scope, Share};
 
 /// See the module.
 #[derive(Debug)]
@@ -79,8 +79,8 @@ impl Link {
     }
 
     /// News have come: gives what others have on pods where that is new, and tells the peers who turned up. `selections`
-    /// as [`PeerCell::heard`] wants it.
-    pub(super) fn take_in(&mut self, answer: Answer, peers: &PeerCell, selections: u64) -> Shares {
+    /// as [`Heard`] wants it.
+    pub(super) fn take_in(&mut self, answer: Answer, peers: &PeerCell, selections: u64, now: Tick) -> Shares {
         self.seen = self.seen.max(answer.version);
         let mut newcomers = 0;
         let mut news = Shares::new();
@@ -94,7 +94,7 @@ impl Link {
                 news.push((slot, share));
             }
         }
-        peers.heard(selections, newcomers);
+        peers.heard(Heard { answers: selections, newcomers, version: self.seen }, now);
         news
     }
 

@@ -116,6 +116,11 @@ impl Trace {
         trace
     }
 
+    /// The moments at which they arrive.
+    pub fn arrivals(&self) -> impl Iterator<Item = Duration> {
+        self.requests.iter().map(|request| request.at)
+    }
+
     /// The same requests, arriving `factor` times as fast.
     #[must_use]
     pub fn faster(&self, factor: f64) -> Trace {

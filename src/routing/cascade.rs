@@ -148,7 +148,9 @@ fn pick_pair(
 
     let decode_load = decode::load_per_roleset(decodes, &facts, rolesets);
     let ahead = together::ahead(context.peers);
-    let prefill_path = |counts: &Vec<u64>| prefill::fast_path(prefills, counts, matches, &decode_load, knobs, rng);
+    let mut dice = together::Dice::new(context.peers, rng);
+    let prefill_path =
+        |counts: &Vec<u64>| prefill::fast_path(prefills, counts, matches, &decode_load, knobs, dice.of(0));
     let one_more = |counts: &mut Vec<u64>, id: usize| counts.iter_mut().skip(id).take(1).for_each(|count| *count += 1);
     if let Some(id) = together::after(ahead, &counts, prefill_path, one_more) {
         fast_paths.prefill_spread = true;
@@ -158,7 +160,7 @@ fn pick_pair(
     }
     // `token_load` replaces what these checks go by: a pod that holds one long prompt has the fewest requests.
     if !knobs.decode_policy.charges_tokens()
-        && let Some((id, check)) = decode::fast_path_after(ahead, &facts, &decode_ids, knobs, rng)
+        && let Some((id, check)) = decode::fast_path_after(ahead, &facts, &decode_ids, knobs, dice.of(1))
     {
         fast_paths.decode = Some(check);
         let decode = decodes.get(id)?;
@@ -171,12 +173,12 @@ fn pick_pair(
         question.band.map(|band| band::narrow(model, band, (prefills, &mut prefill_ids), (decodes, &mut decode_ids)));
 
     let scoring = prefill::Scoring { request, counts: &counts, matches, knobs, context, rolesets };
-    let prefill_scored = prefill::score(prefills, &prefill_ids, scoring, rng);
+    let prefill_scored = prefill::score(prefills, &prefill_ids, scoring, dice.own);
     let decode_scored = decode::score(&facts, &decode_ids, knobs);
     let mut decode_best = vec![Least::default(); rolesets];
     for (id, score) in decode_ids.iter().zip(&decode_scored.scores) {
         if let Some(best) = decodes.get(*id).and_then(|candidate| decode_best.get_mut(candidate.roleset)) {
-            best.offer(*score, *id, rng);
+            best.offer(*score, *id, dice.own);
         }
     }
     let maxima = (prefill_scored.max, decode_scored.max);
@@ -194,8 +196,8 @@ fn pick_pair(
         let decodes = || decode_ids.iter().copied().zip(decode_scored.scores.iter().copied());
         pair::best_of_partners(prefills, decodes, maxima, may, rng)
     };
-    let winner = if ahead == 0 {
-        pair::best(&prefill_scored.best, &decode_best, maxima, mend, rng)?
+    let winner = if ahead == 0 && !together::company(context.peers) {
+        pair::best(&prefill_scored.best, &decode_best, maxima, mend, dice.own)?
     } else {
         let scored = prefill_ids.iter().zip(&prefill_scored.fates);
         let scored = scored.filter_map(|(id, (_, score))| Some((prefills.get(*id)?.roleset, (*score)?, *id)));
@@ -205,7 +207,7 @@ fn pick_pair(
         let scored = scored.filter_map(|(id, score)| Some((decodes.get(*id)?.roleset, *score, *id)));
         let step = decode::step(&facts, &decode_ids, request, knobs);
         let decode_side = together::Side::new(rolesets, scored, step, maxima.1);
-        together::pair([prefill_side, decode_side], ahead, may, rng)?
+        together::pair([prefill_side, decode_side], ahead, may, dice.of(2))?
     };
     let (prefill, decode) = (prefills.get(winner.prefill)?, decodes.get(winner.decode)?);
     let decode_facts = facts.get(winner.decode)?;

@@ -382,7 +382,7 @@ pub fn select_and_charge(
     let band = band::look_up(model, request, strategy, knobs, context.seed);
     let question = cascade::Question { model, request, strategy, knobs, context, band: band.as_ref() };
     if context.peers.count > 1 {
-        model.peers.selected();
+        model.peers.selected(context.now);
     }
     let mut prepared = Prepared::look(question)?;
     let mut conflicts = 0;

@@ -3,29 +3,83 @@
 //! Replicas with the same view pick the same pod, and a pod that looked idle a moment ago gets a request from each. So a
 //! replica assumes that some requests which it cannot see yet have gone before its own, to where it would have sent them
 //! itself, and decides after them. How many depends on its rank, which spreads the replicas over the whole group of those
-//! who decide at once, and on the size of that group, which is learned ([`Peers::unseen`]). A lone replica, one whose
-//! peers are asked before anything is committed, and one that never misses a request assume nothing.
+//! who decide at once, and on the size of that group, which is learned ([`Peers::unseen`]). Where candidates are equal,
+//! those who decide together break the tie alike, or each would see the others take another pod than they do. A lone
+//! replica, one whose peers are asked before anything is committed, and one that never misses a request assume nothing.
 
 use super::Peers;
 use super::least::{Least, least};
 use super::pair::Winner;
 use crate::rng::Rng;
 
-/// The part of a turn by which ranks are spread over a group: the golden ratio puts each next to none of the earlier.
-const GOLDEN: f64 = 0.618_033_988_749_894_9;
 /// More requests are not assumed: what they cost to place is bounded.
 const MAX_AHEAD: usize = 32;
+/// From this size of the group on ties are broken together: smaller, most selections have nobody beside them.
+const COMPANY: f64 = 2.0;
 
-/// How many requests of others a replica assumes to go before its own. Of a group that decides at once each sees half of
-/// the others come before it, on average, so there are `1 + 2 · unseen` in the group.
+/// How many requests are decided on at once. Each sees half of the others' come before it, on average; and where the others
+/// place more than one each, so does this one.
+fn group(peers: Peers) -> f64 {
+    let theirs = 2.0 * peers.unseen;
+    if peers.count <= 1 || !theirs.is_finite() {
+        return 1.0;
+    }
+    theirs.max(0.0) + (theirs / f64::from(peers.count - 1)).max(1.0)
+}
+
+/// How many requests of others a replica assumes to go before its own.
 pub(super) fn ahead(peers: Peers) -> usize {
-    let group = 1.0 + 2.0 * peers.unseen;
-    if peers.count <= 1 || !group.is_finite() {
+    let group = group(peers);
+    if group <= 1.0 {
         return 0;
     }
-    let place = (f64::from(peers.rank) * GOLDEN).fract();
     // A cast of a float saturates.
-    ((place * group) as usize).min(MAX_AHEAD)
+    ((place(peers.rank, peers.count) * group) as usize).min(MAX_AHEAD)
+}
+
+/// Among more replicas places are not counted out: that keeps what they cost to find bounded.
+const MOST_COUNTED: u32 = 1_024;
+
+/// Where a rank stands among `count`, from 0 to 1, in the order of the ranks with their bits reversed (van der Corput), so
+/// that any run of ranks is spread over the whole. Ranks below `count` have the middle of one of so many parts each. Others
+/// (there are some after replicas have come and gone) stand where nearly as few others are.
+fn place(rank: u32, count: u32) -> f64 {
+    let (count, reversed) = (count.max(1), rank.reverse_bits());
+    let part = if rank < count && count <= MOST_COUNTED {
+        (0..count).filter(|other| other.reverse_bits() < reversed).count() as u64
+    } else {
+        (u64::from(reversed) * u64::from(count)) >> 32
+    };
+    (part as f64 + 0.5) / f64::from(count)
+}
+
+/// True when ties are broken as the others of the group break them.
+pub(super) fn company(peers: Peers) -> bool {
+    group(peers) >= COMPANY
+}
+
+/// What ties are broken with: chance, or the same for all who decide together with the same view. Each step of a decision
+/// has dice of its own, since not all of them take every step.
+#[derive(Debug)]
+pub(super) struct Dice<'a> {
+    /// For whatever concerns nobody else.
+    pub(super) own: &'a mut Rng,
+    shared: Option<[Rng; 3]>,
+}
+
+impl Dice<'_> {
+    pub(super) fn new(peers: Peers, own: &mut Rng) -> Dice<'_> {
+        let step = |step: u64| Rng::new(peers.view.wrapping_mul(4).wrapping_add(step));
+        Dice { own, shared: company(peers).then(|| [0, 1, 2].map(step)) }
+    }
+
+    /// For a step, from 0 to 2.
+    pub(super) fn of(&mut self, step: usize) -> &mut Rng {
+        match self.shared.as_mut().and_then(|shared| shared.get_mut(step)) {
+            Some(shared) => shared,
+            None => self.own,
+        }
+    }
 }
 
 /// The answer of a fast path after `ahead` others have gone the same way. `answer` looks at the loads, `charge` adds one
@@ -173,7 +227,7 @@ mod tests {
     use super::*;
 
     fn peers(rank: u32, count: u32, unseen: f64) -> Peers {
-        Peers { rank, count, unseen }
+        Peers { rank, count, unseen, view: 0 }
     }
 
     #[test]
@@ -188,7 +242,7 @@ mod tests {
 
     #[test]
     fn ranks_fill_the_group_evenly() {
-        for (count, unseen) in [(16u32, 4.5), (16, 7.5), (8, 1.5), (100, 0.2)] {
+        for (count, unseen) in [(16u32, 4.5), (16, 7.5), (8, 1.5), (100, 0.2), (10, 4.5), (7, 3.0)] {
             let group: f64 = 1.0 + 2.0 * unseen;
             let mut places = vec![0u32; group.ceil() as usize];
             for rank in 0..count {
@@ -198,10 +252,66 @@ mod tests {
             for (place, ranks) in places.iter().enumerate() {
                 // The last place may be a part of one.
                 let width = (group - place as f64).min(1.0);
-                assert!((f64::from(*ranks) - even * width).abs() <= 1.5, "{count} {unseen}: {places:?}");
+                assert!((f64::from(*ranks) - even * width).abs() < 1.0, "{count} {unseen}: {places:?}");
             }
         }
-        assert_eq!(ahead(peers(1, 16, 1e9)), MAX_AHEAD);
+        // Reversed: 0, 4, 2, 6, 1.
+        assert_eq!([0, 1, 2, 3, 4].map(|rank| place(rank, 5)), [0.1, 0.7, 0.5, 0.9, 0.3]);
+        assert_eq!(ahead(peers(3, 5, 1e9)), MAX_AHEAD);
+        // An average that is a little off must not put the last two into one place.
+        assert_eq!((0..8).map(|rank| ahead(peers(rank, 8, 3.49))).collect::<std::collections::BTreeSet<_>>().len(), 8);
+    }
+
+    #[test]
+    fn the_group_is_the_others_and_ones_own() {
+        let of = |count, unseen| group(peers(0, count, unseen));
+        // Ten requests for four replicas: 7.5 are the others'.
+        let groups = [of(4, 0.0), of(4, 0.5), of(4, 1.5), of(4, 3.75), of(16, 4.5), of(2, 4.5), of(4, -1.0)];
+        assert_eq!(groups, [1.0, 2.0, 4.0, 10.0, 10.0, 18.0, 1.0]);
+    }
+
+    #[test]
+    fn every_count_gives_each_rank_a_part_of_its_own() {
+        for count in (1..200).chain([1_000, 1_024]) {
+            let mut parts: Vec<f64> = (0..count).map(|rank| place(rank, count) * f64::from(count)).collect();
+            parts.sort_by(f64::total_cmp);
+            let own = parts.iter().zip(0..).all(|(part, index)| (part - f64::from(index) - 0.5).abs() < 1e-6);
+            assert!(own, "{count}: {parts:?}");
+        }
+        assert_eq!((place(0, 0), place(7, 1)), (0.5, 0.5));
+        let parts = [0, 1, 2, 3, u32::MAX].map(|rank| (place(rank, 2_000) * 20_000.0).round() / 10.0);
+        assert_eq!(parts, [0.5, 1_000.5, 500.5, 1_500.5, 1_999.5]);
+        // All replicas were replaced, one by one.
+        for count in [2, 4, 16, 64] {
+            let mut parts: Vec<f64> = (count..2 * count).map(|rank| place(rank, count) * f64::from(count)).collect();
+            parts.sort_by(f64::total_cmp);
+            assert!(parts.iter().zip(0..).all(|(part, index)| (*part as i32) == index), "{count}: {parts:?}");
+        }
+    }
+
+    /// Requests go to replicas in turn, so those who decide at once are neighbours.
+    #[test]
+    fn neighbours_stand_apart() {
+        for (count, run) in [(16u32, 10u32), (16, 4), (10, 5), (7, 3), (100, 8)] {
+            let taken = |rank| ahead(peers(rank % count, count, f64::from(run - 1) / 2.0));
+            let distinct = |first| (first..first + run).map(taken).collect::<std::collections::BTreeSet<_>>().len();
+            // At random, two of three would be.
+            let mean = (0..count).map(distinct).sum::<usize>() as f64 / f64::from(count * run);
+            assert!(mean > 0.8, "{count} {run}: {mean} of the places are taken");
+        }
+    }
+
+    #[test]
+    fn ties_are_broken_alike_in_company_only() {
+        let rolled = |peers, step, seed| Dice::new(peers, &mut Rng::new(seed)).of(step).next_u64();
+        let at = |view| Peers { view, ..peers(1, 8, 2.0) };
+        assert_eq!(rolled(at(3), 0, 1), rolled(Peers { rank: 5, ..at(3) }, 0, 2));
+        assert_ne!(rolled(at(3), 0, 1), rolled(at(4), 0, 1), "the next time it is another's turn");
+        assert_ne!(rolled(at(3), 0, 1), rolled(at(3), 1, 1));
+        for lonely in [Peers::ALONE, peers(1, 8, 0.49), peers(1, 8, f64::NAN), peers(1, 8, -3.0)] {
+            assert!(!company(lonely));
+            assert_eq!(rolled(lonely, 0, 1), Rng::new(1).next_u64(), "{lonely:?}");
+        }
     }
 
     #[test]
@@ -283,6 +393,7 @@ mod tests {
         };
         let charge = |counts: &mut Vec<u32>, id: usize| counts[id] += 1;
         let found: Vec<_> = (0..5).map(|ahead| after(ahead, &vec![1, 0, 4], answer, charge)).collect();
-        assert_eq!(found, [Some(1), Some(0), None, None, None]);
+        // [1, 0, 4], [1, 1, 4], [2, 1, 4]; at [2, 2, 4] it no longer fires.
+        assert_eq!(found, [Some(1), Some(0), Some(1), None, None]);
     }
 }

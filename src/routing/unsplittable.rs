@@ -21,8 +21,9 @@ pub(super) fn decode_only<'a>(
     let mut ids: Vec<usize> = (0..candidates.len()).collect();
     let mut fast_paths = FastPaths::default();
     let ahead = together::ahead(context.peers);
+    let mut dice = together::Dice::new(context.peers, rng);
     if !knobs.decode_policy.charges_tokens()
-        && let Some((id, check)) = decode::fast_path_after(ahead, &all, &ids, knobs, rng)
+        && let Some((id, check)) = decode::fast_path_after(ahead, &all, &ids, knobs, dice.of(0))
     {
         fast_paths.decode = Some(check);
         ids = vec![id];
@@ -30,7 +31,7 @@ pub(super) fn decode_only<'a>(
     let scored = decode::score(&all, &ids, knobs);
     let step = if ahead > 0 { decode::step(&all, &ids, request, knobs) } else { 0.0 };
     let ((id, score), ties) =
-        together::single(scored.scores.iter().copied().zip(ids.iter().copied()), step, ahead, rng)?;
+        together::single(scored.scores.iter().copied().zip(ids.iter().copied()), step, ahead, dice.of(1))?;
     let (candidate, facts) = (candidates.get(id)?, all.get(id)?);
     let scores = Scores {
         decode: Some(score),

@@ -58,7 +58,8 @@ impl Throughput {
     }
 }
 
-/// Requests per second that a pod completed through this gateway, over about the last minute (reference section 6.4).
+/// Requests per second that a pod completed through this gateway, and through those that share their counts with it, over
+/// about the last minute (reference section 6.4).
 #[derive(Clone, Debug, Default)]
 pub struct DrainRate {
     samples: VecDeque<(Tick, u64)>,

@@ -29,7 +29,7 @@ pub(super) struct FleetArgs {
     /// From a gateway to Redis and back
     #[arg(long, value_name = "MS", default_value_t = 0.4)]
     pub(super) round_trip_ms: f64,
-    /// Spread requests that arrive in the same instant evenly over the time to the next
+    /// Also with requests that arrive in the same instant spread evenly over the time to the next, where there are such
     #[arg(long, requires = "replicas")]
     even: bool,
     /// Run with so many seeds and average
@@ -63,21 +63,23 @@ impl FleetArgs {
             let natural = replay::offered_load(trace, &options.engine, options.shape.prefill);
             ensure!(natural > 0.0, "--load: all requests of {} arrive at once", path.display());
             let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-            let name = name.split('.').next().unwrap_or("").to_owned() + if self.even { ", even" } else { "" };
-            let evened = self.even.then(|| trace.evened());
-            let trace = evened.as_ref().unwrap_or(trace);
+            let name = name.split('.').next().unwrap_or("").to_owned();
+            let evened = self.even.then(|| trace.evened()).filter(|evened| evened.arrivals().ne(trace.arrivals()));
+            let evened = evened.map(|evened| (format!("{name}, even"), evened));
             let wanted = if self.load.is_empty() { vec![natural] } else { self.load.clone() };
             ensure!(
                 wanted.iter().all(|load| *load > 1e-6 && *load < 1e3),
                 "--load must be above 0.000001 and below 1000"
             );
-            for policies in policies {
-                scenes.extend(wanted.iter().map(|load| Scene {
-                    name: name.clone(),
-                    trace: if self.load.is_empty() { trace.clone() } else { trace.faster(load / natural) },
-                    load: (load * 1e3).round() / 1e3,
-                    policies: *policies,
-                }));
+            for (name, trace) in std::iter::once((name, trace.clone())).chain(evened) {
+                for policies in policies {
+                    scenes.extend(wanted.iter().map(|load| Scene {
+                        name: name.clone(),
+                        trace: if self.load.is_empty() { trace.clone() } else { trace.faster(load / natural) },
+                        load: (load * 1e3).round() / 1e3,
+                        policies: *policies,
+                    }));
+                }
             }
         }
         Ok(scenes)
@@ -103,5 +105,98 @@ impl FleetArgs {
         let compared = replay::compare(&scenes, how, options, threads, &|ended| bar.advance(ended))?;
         bar.clear();
         Ok(compared)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::knobs::{DecodePolicy, Knobs, PrefillPolicy, ProcessEnvironment};
+    use crate::replay::{EngineModel, FleetShape, Format, Request};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        fleets: FleetArgs,
+        #[arg(long, default_value_t = 1.0)]
+        speed: f64,
+    }
+
+    fn arguments(text: &str) -> Result<FleetArgs, String> {
+        let line = Line::try_parse_from(["line"].into_iter().chain(text.split_whitespace()));
+        line.map(|Line { fleets, .. }| fleets).map_err(|error| error.to_string())
+    }
+
+    fn options() -> ReplayOptions {
+        ReplayOptions {
+            shape: FleetShape::new(2, 2, None).unwrap(),
+            gateways: 1,
+            sharing: Sharing::None,
+            pace: Duration::from_millis(5),
+            round_trip: Duration::from_micros(400),
+            engine: Arc::new(EngineModel::default()),
+            knobs: Arc::new(Knobs::read(&ProcessEnvironment).unwrap().0),
+            seed: 1,
+        }
+    }
+
+    fn trace(moments: &[u64]) -> Trace {
+        let request =
+            |at: &u64| Request { at: Duration::from_millis(*at), prompt: 900, output: 9, hashes: Arc::default() };
+        Trace { format: Format::Azure, block_tokens: 512, requests: moments.iter().map(request).collect() }
+    }
+
+    const POLICIES: Policies = (PrefillPolicy::TokenLoad, DecodePolicy::TokenLoad);
+
+    #[test]
+    fn a_scene_for_each_trace_and_load_and_another_where_instants_can_be_spread() {
+        let (bursts, steady) = (trace(&[0, 0, 1_000, 1_000, 4_000]), trace(&[0, 700, 4_000]));
+        let traces = [(Path::new("/x/bursts.jsonl.gz"), bursts), (Path::new("steady.csv"), steady)];
+        let scenes = |text: &str| {
+            let scenes = arguments(text).unwrap().scenes(&traces, &options(), &[POLICIES]).unwrap();
+            scenes.into_iter().map(|scene| (scene.name, scene.load, scene.trace.span().as_millis())).collect::<Vec<_>>()
+        };
+        let natural = [0.078, 0.047];
+        let row = |name: &str, load, millis| (name.to_owned(), load, millis);
+        assert_eq!(scenes("--replicas 2"), [row("bursts", natural[0], 4_000), row("steady", natural[1], 4_000)]);
+        let even = scenes("--replicas 2 --even --load 0.5,0.25");
+        let names: Vec<_> = even.iter().map(|(name, load, _)| (name.as_str(), *load)).collect();
+        let expected = ["bursts", "bursts, even", "steady"].map(|name| [(name, 0.5), (name, 0.25)]).concat();
+        assert_eq!(names, expected);
+        assert!(even.chunks(2).all(|loads| loads[1].2.abs_diff(2 * loads[0].2) <= 1), "half the load, twice the time");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for text in ["--sharing paced", "--load 0.4", "--even", "--seeds 3", "--replicas 2 --load 0.4 --speed 2"] {
+            assert!(arguments(text).is_err(), "{text}");
+        }
+        let complaint = |text: &str, moments: &[u64]| {
+            let bar = |_| super::super::Bar::new(0);
+            let args = arguments(text).unwrap();
+            let compared = args.compare(&[(Path::new("t"), trace(moments))], &options(), &[POLICIES], 1, bar);
+            compared.map(|compared| compared.len()).map_err(|error| error.to_string())
+        };
+        assert_eq!(complaint("--replicas 2,3", &[0, 9]), Ok(8));
+        for (text, moments, start) in [
+            ("--replicas 0", [0, 9], "--replicas must be"),
+            ("--replicas 1001", [0, 9], "--replicas must be"),
+            ("--replicas 2 --seeds 0", [0, 9], "--seeds must be"),
+            ("--replicas 2 --sharing all", [0, 9], "--sharing: no kind \"all\"; there are none, snapshots"),
+            ("--replicas 2 --load 0", [0, 9], "--load must be"),
+            ("--replicas 2 --load NaN", [0, 9], "--load must be"),
+            ("--replicas 2 --load 0.4", [0, 0], "--load: all requests of t arrive at once"),
+        ] {
+            let error = complaint(text, &moments).unwrap_err();
+            assert!(error.starts_with(start), "{text}: {error}");
+        }
+        for text in ["--pace-ms 0", "--pace-ms 1e9", "--round-trip-ms -1", "--round-trip-ms NaN"] {
+            let text = format!("--replicas 2 {}", text.replace(' ', "="));
+            assert!(arguments(&text).unwrap().times().is_err(), "{text}");
+        }
     }
 }

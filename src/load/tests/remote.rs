@@ -1,6 +1,5 @@
 //! Own loads and the others' in one number: merging, fading, and who turned up unseen.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -52,7 +51,10 @@ fn loads_are_the_own_and_the_others() {
     drop((_prefill, decode, tokens));
     assert_eq!(pod.load.total(now), view(3, 2, 1));
     pod.load.remote.apply(&Share::ZERO, now, 7_000);
-    assert_eq!((pod.load.total(now), pod.load.total_tokens(now)), (LoadView::default(), TokenView::default()));
+    assert_eq!(
+        (pod.load.total(now), pod.load.total_tokens(now)),
+        (LoadView { completed: 1, ..view(0, 0, 0) }, TokenView::default())
+    );
     assert_eq!(pod.load.total_decode_ages(now), (0, 0.0));
 }
 
@@ -135,11 +137,13 @@ fn a_fleet_of_cells_adds_up() {
     ];
     let _decode = DecodeCharge::open(&a);
     let published = a.load.share(at(3_000), 70_000);
-    // The other replica's clock started at another time.
+    // The other replica's clock started 500 s earlier, and it hears of this a millisecond later.
     b.load.remote.apply(&published, at(503_001), 70_001);
-    assert_eq!(b.load.total(at(504_001)), a.load.view());
-    assert_eq!(b.load.total_tokens(at(504_001)), a.load.tokens.view());
-    assert_eq!(b.load.total_decode_ages(at(504_001)), a.load.tokens.decode_ages(at(4_000)));
+    let (there, here) = (at(504_000), at(4_000));
+    assert_eq!(b.load.total(there), a.load.view());
+    assert_eq!(b.load.total_tokens(there), a.load.tokens.view());
+    assert_eq!(a.load.tokens.decode_ages(here), (2, 2.5 + 1.5));
+    assert_eq!(b.load.total_decode_ages(there), (2, 2.5 + 1.5));
 }
 
 proptest! {
@@ -211,8 +215,8 @@ fn peers_are_known_after_joining() {
     for (rank, count, expected) in [
         (0, 0, Peers::ALONE),
         (0, 1, Peers::ALONE),
-        (1, 3, Peers { rank: 1, count: 3, unseen: 0.0 }),
-        (9, 3, Peers { rank: 9, count: 3, unseen: 0.0 }),
+        (1, 3, Peers { rank: 1, count: 3, unseen: 0.0, view: 0 }),
+        (9, 3, Peers { rank: 9, count: 3, unseen: 0.0, view: 0 }),
         (5, 1, Peers::ALONE),
     ] {
         cell.join(rank, count);
@@ -220,24 +224,138 @@ fn peers_are_known_after_joining() {
     }
 }
 
-#[test]
-fn unseen_requests_are_those_that_turn_up_after_a_selection() {
-    let cell = Arc::new(PeerCell::default());
+fn news(answers: u64, newcomers: u64) -> Heard {
+    Heard { answers, newcomers, version: 0 }
+}
+
+fn joined() -> PeerCell {
+    let cell = PeerCell::default();
     cell.join(0, 2);
+    cell
+}
+
+#[test]
+fn unseen_requests_are_those_that_turn_up_around_a_selection() {
+    let cell = joined();
     let unseen = || cell.view().unseen;
-    cell.heard(cell.selections(), 9);
+    cell.heard(news(cell.selections(), 9), at(100));
+    cell.heard(news(0, 9), at(101));
     assert_eq!(unseen(), 0.0, "nobody had selected");
-    cell.selected();
+    cell.selected(at(200));
     let sent = cell.selections();
-    cell.heard(0, 4);
-    assert_eq!(unseen(), 0.0, "news that answer nothing wait for the answer");
-    cell.heard(sent, 6);
-    assert!((unseen() - 1.0).abs() < 1e-9, "a tenth of ten: {}", unseen());
-    cell.heard(sent, 50);
-    assert!((unseen() - 1.0).abs() < 1e-9, "these came when all that was selected had been answered");
-    for _ in 0..200 {
-        cell.selected();
-        cell.heard(cell.selections(), u64::MAX);
+    cell.heard(news(0, 4), at(205));
+    cell.heard(news(sent, 6), at(210));
+    assert_eq!(unseen(), 0.0, "as long again will count");
+    cell.heard(news(0, 10), at(220));
+    cell.heard(news(0, 99), at(221));
+    assert!((unseen() - 10.0).abs() < 1e-9, "half of twenty: {}", unseen());
+    cell.heard(news(sent, 50), at(230));
+    cell.heard(news(0, 0), at(300));
+    assert!((unseen() - 10.0).abs() < 1e-9, "nobody had selected since: {}", unseen());
+    for turn in 0..200 {
+        cell.selected(at(1_000 + turn));
+        cell.heard(news(cell.selections(), u64::MAX), at(1_000 + turn));
+        cell.heard(news(0, 0), at(1_001 + turn));
     }
     assert!((60.0..=64.0).contains(&unseen()), "bounded: {}", unseen());
+}
+
+/// One selection at a time is looked at, and only its own answer ends the wait.
+#[test]
+fn an_answer_to_an_earlier_selection_is_not_waited_for() {
+    let cell = joined();
+    cell.selected(at(100));
+    let first = cell.selections();
+    cell.selected(at(101));
+    cell.heard(news(first, 2), at(110));
+    cell.heard(news(0, 0), at(121));
+    assert!((cell.view().unseen - 1.0).abs() < 1e-9);
+    cell.selected(at(130));
+    cell.heard(news(2, 40), at(140));
+    cell.heard(news(0, 0), at(1_000));
+    assert!((cell.view().unseen - 1.0).abs() < 1e-9, "that was the answer to the second selection");
+    cell.heard(news(cell.selections(), 0), at(1_001));
+    cell.heard(news(0, 0), at(9_000));
+    assert!((cell.view().unseen - 10.5).abs() < 1e-9, "the mean of 1 and 20: {}", cell.view().unseen);
+    cell.selected(at(10_000));
+    cell.heard(news(0, 7), at(10_500));
+    cell.heard(news(cell.selections(), 60), at(11_001));
+    cell.heard(news(0, 60), at(14_000));
+    assert!((cell.view().unseen - 10.5).abs() < 1e-9, "an outage says nothing about who decides at once");
+}
+
+/// Four replicas decide in the same instant, again and again, always in the same order: all come to know it.
+#[test]
+fn the_first_and_the_last_of_those_who_decide_at_once_learn_the_same() {
+    let cells: Vec<PeerCell> = (0..4).map(|_| PeerCell::default()).collect();
+    for (rank, cell) in (0..).zip(&cells) {
+        cell.join(rank, 4);
+    }
+    for burst in 1..200u64 {
+        let now = at(burst * 1_000);
+        cells.iter().for_each(|cell| cell.selected(now));
+        let back = now.plus(Duration::from_micros(400));
+        for (place, cell) in cells.iter().enumerate() {
+            // Earlier ones were announced before its answer came, later ones after.
+            let version = burst * 4;
+            cell.heard(Heard { answers: 0, newcomers: place as u64, version }, back);
+            cell.heard(Heard { answers: cell.selections(), newcomers: 0, version }, back);
+            cell.heard(Heard { answers: 0, newcomers: 3 - place as u64, version }, back);
+        }
+    }
+    for cell in &cells {
+        let Peers { unseen, view, .. } = cell.view();
+        assert!((unseen - 1.5).abs() < 1e-3, "{unseen}");
+        assert_eq!(view, 199 * 4);
+    }
+}
+
+/// A burst every second: the first news of one also end the counting for the one before, and neither is lost.
+#[test]
+fn every_burst_is_an_observation() {
+    let cell = joined();
+    let unseen = || cell.view().unseen;
+    for (burst, newcomers, mean) in [(1u64, 4, 0.0), (2, 8, 2.0), (3, 8, 3.0), (4, 0, 10.0 / 3.0)] {
+        let now = at(burst * 1_000);
+        cell.selected(now);
+        cell.heard(news(0, newcomers), now.plus(Duration::from_millis(1)));
+        cell.heard(news(cell.selections(), 0), now.plus(Duration::from_millis(1)));
+        assert!((unseen() - mean).abs() < 1e-9, "{burst}: {}", unseen());
+    }
+    // From the tenth on the latest counts a tenth.
+    for burst in 5..40u64 {
+        cell.selected(at(burst * 1_000));
+        cell.heard(news(cell.selections(), 2), at(burst * 1_000));
+    }
+    let before = unseen();
+    cell.selected(at(60_000));
+    cell.heard(news(cell.selections(), 42), at(60_000));
+    cell.heard(news(0, 0), at(61_000));
+    // The one before it is taken in too.
+    let expected = 0.9 * (0.9 * before + 0.1) + 0.1 * 21.0;
+    assert!((unseen() - expected).abs() < 1e-9, "{before} {}", unseen());
+}
+
+#[test]
+fn what_others_complete_counts_as_completed() {
+    let pod = pod();
+    let completed = || pod.load.total(at(1)).completed;
+    DecodeCharge::open(&pod).complete();
+    for (running, pending, expected) in [(4, 0, 1), (4, 0, 1), (3, 9, 2), (0, 0, 5), (7, 1, 5), (6, 2, 6)] {
+        pod.load.remote.apply(&Share { running, pending, ..Share::ZERO }, at(1), 0);
+        assert_eq!(completed(), expected, "{running} {pending}");
+    }
+    // What fades has not been completed, and what was completed does not fade.
+    assert_eq!(pod.load.total(at(60_000)).completed, 6);
+    assert_eq!(pod.load.view().completed, 1, "the own alone");
+}
+
+#[test]
+fn the_view_is_the_version_last_heard() {
+    let cell = joined();
+    // After a new beginning of the shared state versions are small again.
+    for version in [4, 9, 2] {
+        cell.heard(Heard { answers: 0, newcomers: 0, version }, at(version));
+        assert_eq!(cell.view().view, version);
+    }
 }

@@ -82,11 +82,12 @@ fn a_link_passes_on_what_is_new_and_in_scope() {
     let heard = Share { prefills: 0, ..share };
     let answer =
         |version, share| super::super::plane::Answer { version, others: vec![(1, share), (9, share)], granted: true };
-    peers.selected();
-    assert_eq!(link.take_in(answer(4, share), &peers, peers.selections()), [(1, heard)]);
-    assert_eq!((link.seen(), link.take_in(answer(5, share), &peers, 0)), (4, vec![]));
-    assert_eq!(link.seen(), 5);
-    assert!((peers.view().unseen - 0.3).abs() < 1e-9, "a tenth of three newcomers");
+    let at = Tick::from_millis;
+    peers.selected(at(10));
+    assert_eq!(link.take_in(answer(4, share), &peers, peers.selections(), at(12)), [(1, heard)]);
+    assert_eq!((link.seen(), link.take_in(answer(5, share), &peers, 0, at(15))), (4, vec![]));
+    assert_eq!((link.seen(), peers.view().view), (5, 5));
+    assert!((peers.view().unseen - 1.5).abs() < 1e-9, "half of three newcomers");
 }
 
 /// Requests as they come: exponential gaps, prompts of very different lengths.
@@ -135,11 +136,12 @@ fn fleets_leave_nothing_behind_and_repeat_themselves() {
 fn claims_schedule_like_one_gateway_and_nothing_shared_does_not() {
     let trace = arrivals(900, 38.0, 5);
     let scenes = [Scene { name: "arrivals".to_owned(), trace, load: 0.6, policies: TOKENS }];
-    let fleets = Fleets { replicas: &[4], sharing: &[Sharing::None, Sharing::Paced, Sharing::Claim], seeds: 1 };
+    let fleets = Fleets { replicas: &[4], sharing: &[Sharing::None, Sharing::Paced, Sharing::Claim], seeds: 4 };
     let compared = compare(&scenes, fleets, &fleet_options(1, Sharing::None), 2, &quiet).unwrap();
     let [none, paced, claim] = [0, 1, 2].map(|place: usize| compared[place].multiples());
     assert!(claim.iter().all(|multiple| (multiple - 1.0).abs() < 0.05), "claim {claim:?}");
-    assert!(paced[0] < 1.05 && paced[1] < 1.15 && paced[2] < 1.04, "paced {paced:?}");
+    // Nine hundred requests at such a load leave some per cent to chance.
+    assert!(paced[0] < 1.08 && paced[1] < 1.15 && paced[2] < 1.04, "paced {paced:?}");
     assert!(none[0] > 1.05 && none[1] > 1.15, "none {none:?}");
 }
 

@@ -281,7 +281,14 @@ proptest! {
             match course.failure {
                 None => prop_assert_eq!(moments.len(), 5),
                 Some(Failure::TooLong) => prop_assert!(request.prompt + request.output > kv),
-                Some(Failure::PrefillTimeout) => prop_assert_eq!(course.ended.unwrap().since(course.arrived), Duration::from_secs(2)),
+                Some(Failure::PrefillTimeout) => {
+                    // The leg begins when its claim has been granted, at once or after some that were not.
+                    let late = (course.ended.unwrap().since(course.arrived) - Duration::from_secs(2)).as_nanos();
+                    let claims = late / options.round_trip.as_nanos();
+                    prop_assert_eq!(late, claims * options.round_trip.as_nanos());
+                    let asks = sharing == Sharing::Claim && gateways > 1;
+                    prop_assert!(if asks { (1..=17).contains(&claims) } else { claims == 0 }, "{claims}");
+                }
                 Some(Failure::NotRouted) => prop_assert!(false, "there is a pair for everybody"),
             }
         }

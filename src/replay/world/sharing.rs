@@ -195,7 +195,7 @@ impl World<'_> {
         let now = self.now;
         let Some(own) = self.gateways.get(gateway) else { return };
         let Some(link) = self.sharing.links.get_mut(gateway) else { return };
-        let news = link.take_in(answer, own.peers(), selections);
+        let news = link.take_in(answer, own.peers(), selections, now);
         own.apply(&news, now);
         self.confirm(gateway);
     }

@@ -157,7 +157,7 @@ fn replicas_that_decide_at_once_go_different_ways() {
             let _held: Vec<_> =
                 busier.filter(|pod| pod.state.slot != model.rolesets[0].decode[0].state.slot).map(charge).collect();
             let picks = |unseen| -> BTreeSet<Option<u32>> {
-                (0..8).map(|rank| pick(&model, &knobs, Peers { rank, count: 8, unseen }, 3).0).collect()
+                (0..8).map(|rank| pick(&model, &knobs, Peers { rank, count: 8, unseen, view: 5 }, 3).0).collect()
             };
             assert_eq!(picks(0.0).len(), 1, "{prefill:?}/{decode:?}: equal views, equal picks");
             let apart = picks(3.5).len();
@@ -173,9 +173,9 @@ fn a_replica_that_is_alone_decides_as_ever() {
         let _held = work(&model, seed, seed % 2 == 0);
         for knobs in [PdKnobs::default(), knobs(PrefillPolicy::TokenLoad, DecodePolicy::TokenLoad)] {
             let alone = pick(&model, &knobs, Peers::ALONE, seed);
-            assert_eq!(pick(&model, &knobs, Peers { rank: 7, count: 1, unseen: 40.0 }, seed), alone);
+            assert_eq!(pick(&model, &knobs, Peers { rank: 7, count: 1, unseen: 40.0, view: 5 }, seed), alone);
             assert_eq!(
-                pick(&model, &knobs, Peers { rank: 7, count: 9, unseen: 0.0 }, seed),
+                pick(&model, &knobs, Peers { rank: 7, count: 9, unseen: 0.0, view: 5 }, seed),
                 alone,
                 "it misses nothing"
             );

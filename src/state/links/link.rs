@@ -20,7 +20,7 @@ use super::inbox::{ClaimRequest, Inbox, Unanswered};
 use crate::clock::Tick;
 use crate::fleet::{Fleet, Model, PodState};
 use crate::knobs::Grade;
-use crate::load::{FADES_AFTER, PeerCell, PlanePort, Share};
+use crate::load::{FADES_AFTER, Heard, PeerCell, PlanePort, Share};
 use crate::state::keys::ModelKeys;
 use crate::state::ledger::{Claimed, Next, SharedLedger};
 use crate::state::plane::ModelStatus;
@@ -329,7 +329,9 @@ impl Link {
                 self.apply(changes, selections, now);
                 self.confirm(now);
                 if let Some((_, number)) = member {
-                    self.peers.join(number.wrapping_mul(UNSPREAD), self.ledger.members().max(1));
+                    // Members are numbered from 1, ranks from 0.
+                    let rank = number.wrapping_mul(UNSPREAD).wrapping_sub(1);
+                    self.peers.join(rank, self.ledger.members().max(1));
                 }
             }
             Err(error) => {
@@ -374,7 +376,8 @@ impl Link {
                 pod.load.remote.apply(&share, now, fleet_now);
             }
         }
-        self.peers.heard(selections, newcomers);
+        let version = self.ledger.view().version();
+        self.peers.heard(Heard { answers: selections, newcomers, version }, now);
     }
 
     /// What has not changed still holds.

@@ -1,6 +1,8 @@
 //! The state plane's scripts and state machine against a real Redis.
 
 mod announcements;
+mod balance;
+mod busy;
 mod calls;
 mod cluster;
 mod cost;
@@ -10,9 +12,11 @@ mod findings;
 mod late;
 mod limits;
 mod model;
+mod processes;
 mod replicas;
 mod resp;
 mod sentinel;
+mod settings;
 mod shared;
 mod tls;
 mod under_load;

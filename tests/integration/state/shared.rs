@@ -262,3 +262,27 @@ async fn freshness_under_a_thousand_requests_a_second() {
     assert_keys_expire(&redis);
     leave(replicas).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r72_changes_of_the_fleet_open_no_connections() {
+    let redis = Redis::start().await;
+    let mut replicas = fleet(&redis.url(), Grade::Paced, 2, &pairs("m", 1)).await;
+    let clients = async || {
+        let info = redis.command(&["INFO", "clients"]).await;
+        let line = info.lines().find_map(|line| line.strip_prefix("connected_clients:"));
+        line.expect("connected clients").trim().parse::<u32>().expect("a number")
+    };
+    let before = clients().await;
+    for change in 0..200 {
+        for replica in &mut replicas {
+            // Models come and go as well.
+            let mut specs = pairs("m", 1 + change % 3);
+            specs.extend(pairs(if change % 2 == 0 { "a" } else { "b" }, 1));
+            replica.discover(&specs);
+        }
+        tokio::task::yield_now().await;
+    }
+    super::replicas::met(&replicas, "m").await;
+    assert_eq!(clients().await, before);
+    leave(replicas).await;
+}
