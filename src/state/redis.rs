@@ -253,9 +253,9 @@ impl Plane {
         words.extend(arguments.iter().map(|argument| Value::Bytes(Bytes::copy_from_slice(argument))));
         // In a cluster the keys, which share a slot, say which node it is. Of what the client can do to find it, only this
         // works for commands that it does not know.
-        let node = keys.first().map_or(ClusterHash::Random, |key| {
-            ClusterHash::Custom(fred::util::redis_keyslot(key.as_bytes()))
-        });
+        let node = keys
+            .first()
+            .map_or(ClusterHash::Random, |key| ClusterHash::Custom(fred::util::redis_keyslot(key.as_bytes())));
         let command = CustomCommand::new_static(command, node, false);
         self.client.with_options(&options(deadline)).custom(command, words).await
     }

@@ -32,8 +32,7 @@ async fn nodes() -> Vec<Redis> {
     for (first, last) in SLOTS {
         let more = || {
             let bus = closed_port().port().to_string();
-            let words =
-                ["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "2000"];
+            let words = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "2000"];
             words.map(str::to_owned).to_vec()
         };
         let node = Redis::start_with(more).await;
@@ -129,7 +128,8 @@ async fn r68_models_spread_over_a_cluster_and_a_slot_moves_under_load() {
     let (measured, (moved, held)) = tokio::join!(drive(&replicas, &model, 100, &stop), script);
     eventually(MEET, "everybody to see everything", async || agree(&replicas, &model).then_some(())).await;
     let took = moved.elapsed();
-    let counts: Vec<_> = replicas.iter().filter_map(|replica| replica.status(&model)).map(|status| status.counts).collect();
+    let counts: Vec<_> =
+        replicas.iter().filter_map(|replica| replica.status(&model)).map(|status| status.counts).collect();
     println!("slot {slot} moved: exact {took:?} later; {}; {counts:?}", measured.summary());
     assert!(took < bound(Duration::from_secs(3), 5), "{took:?}");
     assert!(measured.selected.len() > 30 && percentile(&measured.selected, 0.99) < bound(Duration::from_millis(1), 40));
@@ -140,13 +140,17 @@ async fn r68_models_spread_over_a_cluster_and_a_slot_moves_under_load() {
     eventually(MEET, "nothing to be left", async || idle(&replicas, &model).then_some(())).await;
     // The others were not disturbed, and the announcements of this one have moved along.
     for (model, quiet) in [(0, true), (1, true), (7, false)] {
-        let failed: u64 =
-            replicas.iter().filter_map(|replica| replica.status(&name(model))).map(|status| status.counts.failures).sum();
+        let failed: u64 = replicas
+            .iter()
+            .filter_map(|replica| replica.status(&name(model)))
+            .map(|status| status.counts.failures)
+            .sum();
         println!("  {}: {failed} syncs failed", name(model));
         assert!(!quiet || failed <= 4, "{}: {failed}", name(model));
     }
     eventually(MEET, "the subscriptions to move along", async || {
-        let channels = Connection::open(to.address()).say(&format!("PUBSUB SHARDNUMSUB tandem:{{{model}}}:ledger1:news"));
+        let channels =
+            Connection::open(to.address()).say(&format!("PUBSUB SHARDNUMSUB tandem:{{{model}}}:ledger1:news"));
         (channels.list().pop().expect("a count").number() == 2).then_some(())
     })
     .await;

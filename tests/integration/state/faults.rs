@@ -193,9 +193,7 @@ async fn r69_two_seconds_of_latency() {
     let mut stage = Stage::set().await;
     let expected = Expected { stops_claims: true, reconnects: 4 };
     let slow = Fault { latency: Duration::from_secs(2), ..Fault::default() };
-    stage
-        .ordeal("2 s of latency", expected, async |trouble| trouble.set_for(slow, length(5, 20)).await)
-        .await;
+    stage.ordeal("2 s of latency", expected, async |trouble| trouble.set_for(slow, length(5, 20)).await).await;
     stage.close().await;
 }
 
@@ -204,9 +202,7 @@ async fn a_fifth_of_all_chunks_half_a_second_late() {
     let mut stage = Stage::set().await;
     let expected = Expected { stops_claims: false, reconnects: 2 };
     let slow = Fault { slow_share: 0.2, ..Fault::default() };
-    stage
-        .ordeal("20 % at 500 ms", expected, async |trouble| trouble.set_for(slow, length(4, 20)).await)
-        .await;
+    stage.ordeal("20 % at 500 ms", expected, async |trouble| trouble.set_for(slow, length(4, 20)).await).await;
     stage.close().await;
 }
 

@@ -17,7 +17,8 @@ fn certificates(directory: &Path) -> bool {
     [
         format!("{new} -x509 -days 2 -subj /CN=authority -keyout ca.key -out ca.crt"),
         format!("{new} -new -subj /CN=redis -keyout redis.key -out redis.csr"),
-        "x509 -req -in redis.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names -out redis.crt".to_owned(),
+        "x509 -req -in redis.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names -out redis.crt"
+            .to_owned(),
     ]
     .iter()
     .all(|command| match Command::new("openssl").args(command.split(' ')).current_dir(directory).output() {

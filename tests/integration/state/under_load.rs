@@ -155,9 +155,10 @@ pub fn alone(specs: &[PodSpec], selections: usize) -> Measured {
 pub fn agree(replicas: &[Replica], model: &str) -> bool {
     let models: Vec<Arc<Model>> = replicas.iter().map(|replica| replica.model(model)).collect();
     let sum = |pod: usize| {
-        models.iter().map(|model| model.pods[pod].state.load.view()).fold([0; 3], |sum, own| {
-            [sum[0] + own.prefills, sum[1] + own.pending, sum[2] + own.running]
-        })
+        models
+            .iter()
+            .map(|model| model.pods[pod].state.load.view())
+            .fold([0; 3], |sum, own| [sum[0] + own.prefills, sum[1] + own.pending, sum[2] + own.running])
     };
     (0..models[0].pods.len()).all(|pod| {
         let sum = sum(pod);
