@@ -12,8 +12,8 @@ mod members;
 mod streams;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,7 +23,7 @@ use fred::interfaces::{ClientLike, EventInterface};
 use fred::types::config::{
     Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig,
 };
-use fred::types::{Builder, ClusterHash, CustomCommand, Value};
+use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, Value};
 use futures_util::FutureExt;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
@@ -36,6 +36,9 @@ use super::codec::CodecError;
 use super::keys::ModelKeys;
 use super::scripts::{self, Script};
 use super::wire::{ClaimCall, ClaimReply, ReapCall, ReapReply, SyncCall, SyncReply};
+
+/// How often a cluster may send a call elsewhere.
+const MAX_REDIRECTIONS: u32 = 3;
 
 /// Why a call had no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,8 +124,10 @@ impl RedisConfig {
         builder.set_connection_config(ConnectionConfig {
             connection_timeout: self.connect_timeout,
             internal_command_timeout: self.connect_timeout,
-            max_command_attempts: 1,
-            max_redirections: 3,
+            // What a node of a cluster sends elsewhere it has not done: the client counts it as an attempt, and with none
+            // left it ends. Whatever else fails is not tried again, see `options`.
+            max_command_attempts: if self.is_cluster() { 1 + MAX_REDIRECTIONS } else { 1 },
+            max_redirections: MAX_REDIRECTIONS,
             max_command_buffer_len: self.max_queued,
             reconnect_on_auth_error: true,
             auto_client_setname: false,
@@ -151,6 +156,7 @@ struct Traffic {
 #[derive(Clone)]
 pub struct Plane {
     client: Client,
+    runner: Arc<Runner>,
     traffic: Arc<Traffic>,
     announce: &'static str,
     digests: [(Script, String); scripts::ALL.len()],
@@ -167,9 +173,10 @@ impl Plane {
     pub fn connect(config: &RedisConfig) -> Result<Plane, RedisError> {
         let client = config.client()?;
         // The task belongs to the client, and ends with `Plane::close`.
-        drop(client.connect());
+        let runner = Arc::new(Runner::start(&client));
         Ok(Plane {
             client,
+            runner,
             traffic: Arc::default(),
             announce: if config.is_cluster() { "SPUBLISH" } else { "PUBLISH" },
             digests: scripts::ALL.map(|script| (script, fred::util::sha1_hash(script.text))),
@@ -194,7 +201,12 @@ impl Plane {
     /// Replaces the connection, for calls are not answered on it. The client notices a silent connection only when it
     /// has nothing to send, which never is for long.
     pub fn reconnect(&self) {
-        reconnect(&self.client);
+        self.runner.reconnect(&self.client);
+    }
+
+    /// The client has given up: nothing is answered before [`Plane::reconnect`].
+    pub fn has_ended(&self) -> bool {
+        self.runner.has_ended()
     }
 
     /// Ends the connection and its task.
@@ -299,20 +311,33 @@ impl Plane {
     }
 }
 
-/// Has the client end its connection and make another one, with its usual pauses if need be.
-fn reconnect(client: &Client) {
-    // The first poll tells it so; how it goes is heard elsewhere.
-    let _ = client.force_reconnection().now_or_never();
+/// The task of a client. It ends with the client, or when the client meets something that it does not expect.
+#[derive(Debug)]
+struct Runner(Mutex<ConnectHandle>);
+
+impl Runner {
+    fn start(client: &Client) -> Runner {
+        Runner(Mutex::new(client.connect()))
+    }
+
+    fn has_ended(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_finished()
+    }
+
+    /// Has the client end its connection and make another one, with its usual pauses if need be.
+    fn reconnect(&self, client: &Client) {
+        let mut task = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if task.is_finished() {
+            *task = client.connect();
+        } else {
+            // The first poll tells it so; how it goes is heard elsewhere.
+            let _ = client.force_reconnection().now_or_never();
+        }
+    }
 }
 
 fn options(deadline: Duration) -> Options {
-    Options {
-        max_attempts: Some(1),
-        max_redirections: Some(3),
-        timeout: Some(deadline),
-        fail_fast: true,
-        ..Options::default()
-    }
+    Options { timeout: Some(deadline), fail_fast: true, ..Options::default() }
 }
 
 /// An answer that is one string of bytes.

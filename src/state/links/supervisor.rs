@@ -63,8 +63,8 @@ pub(super) async fn run(mut this: Supervisor) {
             () = leaving.cancelled() => break,
             changed = this.snapshots.changed() => changed.is_ok(),
             _ = look.tick() => {
-                if wires.values().any(|wire| wire.unanswered.reached(SILENT)) {
-                    tracing::warn!("the connection to the state plane is silent: making another one");
+                if this.plane.has_ended() || wires.values().any(|wire| wire.unanswered.reached(SILENT)) {
+                    tracing::warn!("nothing is heard of the state plane: making another connection");
                     // One new connection is enough for all of them.
                     wires.values().for_each(|wire| wire.unanswered.synced(false));
                     this.plane.reconnect();

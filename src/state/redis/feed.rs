@@ -17,7 +17,7 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::{RedisConfig, RedisError, options, reconnect};
+use super::{RedisConfig, RedisError, Runner, options};
 use crate::state::keys::ModelKeys;
 use crate::state::wire::News;
 
@@ -52,6 +52,7 @@ enum Done {
 /// The announcements of some models' ledgers, on a connection of its own.
 pub struct NewsFeed {
     client: Client,
+    runner: Runner,
     channels: Vec<String>,
     sharded: bool,
     messages: Receiver<Message>,
@@ -76,11 +77,12 @@ impl NewsFeed {
     pub fn connect(config: &RedisConfig) -> Result<NewsFeed, RedisError> {
         let client = config.client()?;
         let (messages, reconnects) = (client.message_rx(), client.reconnect_rx());
-        drop(client.connect());
+        let runner = Runner::start(&client);
         let mut beat = tokio::time::interval(BEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Ok(NewsFeed {
             client,
+            runner,
             channels: Vec::new(),
             sharded: config.is_cluster(),
             messages,
@@ -152,6 +154,10 @@ impl NewsFeed {
     }
 
     fn on_beat(&mut self) {
+        if self.runner.has_ended() {
+            self.runner.reconnect(&self.client);
+            return;
+        }
         // Without a connection there is nothing to ask: the next one is told about.
         if self.work.is_some() || !self.client.is_connected() {
             return;
@@ -175,7 +181,7 @@ impl NewsFeed {
         if self.misses >= MISSES {
             self.misses = 0;
             tracing::debug!("the connection for announcements is silent: making another one");
-            reconnect(&self.client);
+            self.runner.reconnect(&self.client);
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use tandem::fleet::Role;
 use tandem::knobs::Grade;
 use tandem::load::DecodeCharge;
 
@@ -18,8 +19,10 @@ const AT_ONCE: Duration = Duration::from_millis(62);
 
 /// Charges of the first replica reach the second one much sooner than that asks for them.
 pub async fn come_at_once(replicas: &[Replica], model: &str) {
-    let charge = || DecodeCharge::open(&replicas[0].pod(model, "d-0"));
-    let seen = || replicas[1].sees(model, "d-0").pending;
+    let first = replicas[0].model(model);
+    let pod = &first.pods.iter().find(|pod| pod.spec.role == Role::Decode).expect("a pod").spec.key.name;
+    let charge = || DecodeCharge::open(&replicas[0].pod(model, pod));
+    let seen = || replicas[1].sees(model, pod).pending;
     let median = async || {
         let mut times = Vec::new();
         for turn in 0..TRIES {

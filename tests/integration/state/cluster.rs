@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tandem::fleet::PodSpec;
+use tandem::fleet::{PodSpec, Role};
 use tandem::knobs::Grade;
 use tandem::load::DecodeCharge;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +20,20 @@ const SLOTS: [(u16, u16); 3] = [(0, 5_460), (5_461, 10_922), (10_923, 16_383)];
 
 fn name(model: usize) -> String {
     format!("model-{model}")
+}
+
+fn decode(model: usize) -> String {
+    format!("d-of-{model}")
+}
+
+/// Pods of one model. No two pods have the same name, whatever their model.
+fn pods(model: usize) -> Vec<PodSpec> {
+    let mut pods = pairs(&name(model), 1);
+    for pod in &mut pods {
+        let name = if pod.role == Role::Decode { decode(model) } else { format!("p-of-{model}") };
+        pod.key.name = name.into();
+    }
+    pods
 }
 
 fn number(reply: &str) -> u64 {
@@ -85,17 +99,17 @@ async fn migrate(nodes: &[Redis], slot: &str, from: &Redis, to: &Redis) {
 async fn r68_models_spread_over_a_cluster_and_a_slot_moves_under_load() {
     let nodes = nodes().await;
     let url = format!("redis-cluster://{}", nodes[0].address());
-    let specs: Vec<PodSpec> = (0..MODELS).flat_map(|model| pairs(&name(model), 1)).collect();
+    let specs: Vec<PodSpec> = (0..MODELS).flat_map(pods).collect();
     let replicas = fleet(&url, Grade::Paced, 2, &specs).await;
     for model in 0..MODELS {
         met(&replicas, &name(model)).await;
     }
     // Every model's work reaches the other replica.
-    let hold = |replica: &Replica, model: usize| DecodeCharge::open(&replica.pod(&name(model), "d-0"));
+    let hold = |replica: &Replica, model: usize| DecodeCharge::open(&replica.pod(&name(model), &decode(model)));
     let held: Vec<DecodeCharge> = (0..MODELS).map(|model| hold(&replicas[model % 2], model)).collect();
     for model in 0..MODELS {
         let other = &replicas[1 - model % 2];
-        let seen = async || (other.sees(&name(model), "d-0").pending == 1).then_some(());
+        let seen = async || (other.sees(&name(model), &decode(model)).pending == 1).then_some(());
         eventually(MEET, &format!("the charge of {}", name(model)), seen).await;
     }
     let mut keys = Vec::new();
