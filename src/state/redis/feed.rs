@@ -100,9 +100,9 @@ impl NewsFeed {
         let fresh: Vec<String> =
             models.map(|keys| keys.news().to_owned()).filter(|channel| !self.channels.contains(channel)).collect();
         self.channels.extend(fresh.iter().cloned());
-        // What fails now is asked for again with the next connection, or the next beat.
-        let connected = self.client.is_connected();
-        self.incomplete |= !connected || !subscribed(self.client.clone(), self.sharded, fresh).await;
+        // What fails now is asked for again with the next connection, or the next beat. Shortly before there is a
+        // connection, this waits for it.
+        self.incomplete |= !subscribed(self.client.clone(), self.sharded, fresh).await;
     }
 
     /// Waits for the next event; `None` when the feed was closed. May be dropped while it waits.

@@ -99,7 +99,8 @@ impl Redis {
         within("reply of Redis", self.try_command(words)).await.expect("talk to Redis")
     }
 
-    async fn try_command(&self, words: &[&str]) -> std::io::Result<String> {
+    /// The same where the server may end the connection instead.
+    pub async fn try_command(&self, words: &[&str]) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.address).await?;
         let words: Vec<String> = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
         let request = format!("*{}\r\n{}", words.len(), words.concat());

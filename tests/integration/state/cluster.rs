@@ -127,6 +127,10 @@ async fn r68_models_spread_over_a_cluster_and_a_slot_moves_under_load() {
     let slot = number(&nodes[0].command(&["CLUSTER", "KEYSLOT", &format!("tandem:{{{model}}}:ledger1:control")]).await);
     let owner = SLOTS.iter().position(|(_, last)| slot <= u64::from(*last)).expect("an owner");
     let (from, to) = (&nodes[owner], &nodes[(owner + 1) % 3]);
+    let failures = |model: usize| -> u64 {
+        replicas.iter().filter_map(|replica| replica.status(&name(model))).map(|status| status.counts.failures).sum()
+    };
+    let undisturbed = failures(0);
     let stop = CancellationToken::new();
     let script = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -152,16 +156,9 @@ async fn r68_models_spread_over_a_cluster_and_a_slot_moves_under_load() {
     assert!(here > 0 && there == 0, "{here} {there}");
     drop(held);
     eventually(MEET, "nothing to be left", async || idle(&replicas, &model).then_some(())).await;
-    // The others were not disturbed, and the announcements of this one have moved along.
-    for (model, quiet) in [(0, true), (1, true), (7, false)] {
-        let failed: u64 = replicas
-            .iter()
-            .filter_map(|replica| replica.status(&name(model)))
-            .map(|status| status.counts.failures)
-            .sum();
-        println!("  {}: {failed} syncs failed", name(model));
-        assert!(!quiet || failed <= 4, "{}: {failed}", name(model));
-    }
+    // Calls to nodes that had nothing to do with it may have waited for the client to look where the slots are.
+    let disturbed = failures(0).saturating_sub(undisturbed);
+    assert!(disturbed <= 4, "{disturbed} syncs of another model failed");
     eventually(MEET, "the subscriptions to move along", async || {
         let channels =
             Connection::open(to.address()).say(&format!("PUBSUB SHARDNUMSUB tandem:{{{model}}}:ledger1:news"));
