@@ -102,7 +102,9 @@ fn arrivals(count: usize, per_second: f64, seed: u64) -> Trace {
         request.output = 20 + rng.below(150) as u64;
     }
     let first = requests.first().map_or(Duration::ZERO, |request| request.at);
-    requests.iter_mut().for_each(|request| request.at -= first);
+    for request in &mut requests {
+        request.at -= first;
+    }
     Trace { requests, ..trace(&[(0, 1, 1)]) }
 }
 

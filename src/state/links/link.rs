@@ -184,7 +184,9 @@ impl Link {
         let Some(fleet_now) = self.ledger.clock().ms_at(now) else { return };
         if std::mem::take(&mut self.retell) {
             let again: Vec<_> = self.charged.values().cloned().collect();
-            again.iter().for_each(|pod| self.set(pod, now, fleet_now));
+            for pod in &again {
+                self.set(pod, now, fleet_now);
+            }
         }
         for _ in 0..BATCH {
             let Some(pod) = self.port.take() else { break };
@@ -196,8 +198,8 @@ impl Link {
         let share = if self.leaving { Share::ZERO } else { pod.load.share(now, fleet_now) };
         if share.is_zero() {
             self.charged.remove(&pod.id);
-        } else if !self.charged.contains_key(&pod.id) {
-            self.charged.insert(pod.id, Arc::clone(pod));
+        } else {
+            self.charged.entry(pod.id).or_insert_with(|| Arc::clone(pod));
         }
         self.ledger.set(pod.id, share);
     }
@@ -404,7 +406,7 @@ impl Link {
         }
         self.shown = now;
         let (epoch, member) = self.ledger.member().unwrap_or_default();
-        let epoch = if member == 0 { String::new() } else { epoch.iter().map(|byte| format!("{byte:02x}")).collect() };
+        let epoch = if member == 0 { String::new() } else { format!("{:016x}", u64::from_be_bytes(epoch)) };
         self.status.store(Arc::new(ModelStatus {
             model: Arc::clone(&self.name),
             epoch,

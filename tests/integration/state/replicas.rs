@@ -81,7 +81,7 @@ impl Replica {
             hash_seed: None,
             budget_bytes: 1 << 20,
             max_blocks: None,
-            max_idle: Duration::from_secs(60),
+            max_idle: Duration::from_mins(1),
         }));
         let sessions = Arc::new(Sessions::new(1_000, 0));
         let around = Surroundings {
