@@ -3,6 +3,7 @@
 mod balance;
 mod busy;
 mod calls;
+mod charges;
 mod cost;
 mod exactness;
 mod findings;
@@ -13,5 +14,4 @@ mod processes;
 mod replicas;
 mod resp;
 mod settings;
-mod shared;
 mod world;
