@@ -135,7 +135,7 @@ fn fleets_leave_nothing_behind_and_repeat_themselves() {
 }
 
 #[test]
-fn claims_schedule_like_one_gateway_and_nothing_shared_does_not() {
+fn r63_claims_schedule_like_one_gateway_and_nothing_shared_does_not() {
     let trace = arrivals(900, 38.0, 5);
     let scenes = [Scene { name: "arrivals".to_owned(), trace, load: 0.6, policies: TOKENS }];
     let fleets = Fleets { replicas: &[4], sharing: &[Sharing::None, Sharing::Paced, Sharing::Claim], seeds: 4 };
