@@ -124,8 +124,16 @@ fn virtually(
     pair: Policies,
 ) -> Result<Vec<f64>> {
     let one = |seed| {
-        let options =
-            ReplayOptions { shape, gateways: 1, engine: Arc::clone(engine), knobs: Arc::new(knobs(pair)?.0), seed };
+        let options = ReplayOptions {
+            shape,
+            gateways: 1,
+            sharing: replay::Sharing::None,
+            pace: std::time::Duration::from_millis(5),
+            round_trip: std::time::Duration::ZERO,
+            engine: Arc::clone(engine),
+            knobs: Arc::new(knobs(pair)?.0),
+            seed,
+        };
         let report = PairReport::of(pair, trace, replay::run_one(trace, &options, pair, &|_| ())?);
         ensure!(report.errors.total() == 0, "{:?} in replay", report.errors);
         Ok(report.ttft_seconds.mean)

@@ -144,7 +144,9 @@ mod tests {
                 })
                 .collect();
             scope.spawn(|| {
-                chargers.into_iter().for_each(|thread| thread.join().unwrap());
+                for thread in chargers {
+                    thread.join().unwrap();
+                }
                 done.store(true, Ordering::Release);
             });
             loop {

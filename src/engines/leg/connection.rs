@@ -30,7 +30,7 @@ pub(super) fn closed_before(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut current = Some(error);
     while let Some(error) = current {
         let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if inner.is_some_and(|inner| inner.is::<ClosedBefore>()) {
+        if inner.is_some_and(<dyn std::error::Error + Send + Sync>::is::<ClosedBefore>) {
             return true;
         }
         current = error.source();

@@ -6,7 +6,7 @@ use super::{Asked, Exchange, State};
 use crate::clock::Tick;
 use crate::exchange::event::Effect;
 use crate::load::PlanePort;
-use crate::routing::{DecisionRecord, RoutingError};
+use crate::routing::DecisionRecord;
 use crate::state::plane::{ClaimOrder, Claimed};
 use crate::telemetry::ClaimFallback;
 
@@ -65,14 +65,14 @@ impl Exchange {
                 self.release_charges(now, false);
                 return match self.select(now, asked, effects) {
                     Ok(state) => state,
-                    Err((asked, error)) => self.not_routed(now, &asked, error, effects),
+                    Err((asked, error)) => self.not_routed(now, &asked, &error, effects),
                 };
             }
         }
         match &record.outcome {
             Ok(decision) => self.start_legs(now, asked, decision, effects),
             // A claim is made for a decision only.
-            Err(error) => self.not_routed(now, &asked, RoutingError::clone(error), effects),
+            Err(error) => self.not_routed(now, &asked, error, effects),
         }
     }
 

@@ -55,7 +55,7 @@ impl Exchange {
         }
         match self.select(now, asked, effects) {
             Ok(state) => state,
-            Err((asked, error)) => self.not_routed(now, &asked, error, effects),
+            Err((asked, error)) => self.not_routed(now, &asked, &error, effects),
         }
     }
 
@@ -64,10 +64,10 @@ impl Exchange {
         &mut self,
         now: Tick,
         asked: &Asked,
-        error: RoutingError,
+        error: &RoutingError,
         effects: &mut Vec<Effect>,
     ) -> State {
-        if error == RoutingError::NoCombined {
+        if *error == RoutingError::NoCombined {
             return self.refuse(now, refusal(&asked.plan), effects);
         }
         if asked.plan.strategy == Some(Strategy::Pd) {

@@ -31,7 +31,7 @@ fn share() -> Share {
 fn loads_are_the_own_and_the_others() {
     let pod = pod();
     assert_eq!((pod.load.total(at(9)), pod.load.remote.age(at(9))), (LoadView::default(), None));
-    let _prefill = PrefillCharge::open(&pod);
+    let prefill_leg = PrefillCharge::open(&pod);
     let mut decode = DecodeCharge::open(&pod);
     let tokens = [
         TokenCharge::prefill(&pod, 50, at(10_000), Duration::ZERO),
@@ -48,7 +48,7 @@ fn loads_are_the_own_and_the_others() {
     assert_eq!(total, TokenView { active: 550, kv: 650, stranded: 0, decode: 440 });
     // 5 and 3 seconds old when applied, and one second has gone by; so has one for the own.
     assert_eq!(pod.load.total_decode_ages(now), (3, 8.0 + 2.0 + 1.0));
-    drop((_prefill, decode, tokens));
+    drop((prefill_leg, decode, tokens));
     assert_eq!(pod.load.total(now), view(3, 2, 1));
     pod.load.remote.apply(&Share::ZERO, now, 7_000);
     assert_eq!(
@@ -293,7 +293,9 @@ fn the_first_and_the_last_of_those_who_decide_at_once_learn_the_same() {
     }
     for burst in 1..200u64 {
         let now = at(burst * 1_000);
-        cells.iter().for_each(|cell| cell.selected(now));
+        for cell in &cells {
+            cell.selected(now);
+        }
         let back = now.plus(Duration::from_micros(400));
         for (place, cell) in cells.iter().enumerate() {
             // Earlier ones were announced before its answer came, later ones after.

@@ -102,7 +102,9 @@ fn arrivals(count: usize, per_second: f64, seed: u64) -> Trace {
         request.output = 20 + rng.below(150) as u64;
     }
     let first = requests.first().map_or(Duration::ZERO, |request| request.at);
-    requests.iter_mut().for_each(|request| request.at -= first);
+    for request in &mut requests {
+        request.at -= first;
+    }
     Trace { requests, ..trace(&[(0, 1, 1)]) }
 }
 
@@ -133,7 +135,7 @@ fn fleets_leave_nothing_behind_and_repeat_themselves() {
 }
 
 #[test]
-fn claims_schedule_like_one_gateway_and_nothing_shared_does_not() {
+fn r63_claims_schedule_like_one_gateway_and_nothing_shared_does_not() {
     let trace = arrivals(900, 38.0, 5);
     let scenes = [Scene { name: "arrivals".to_owned(), trace, load: 0.6, policies: TOKENS }];
     let fleets = Fleets { replicas: &[4], sharing: &[Sharing::None, Sharing::Paced, Sharing::Claim], seeds: 4 };

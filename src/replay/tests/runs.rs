@@ -283,7 +283,7 @@ proptest! {
                 Some(Failure::TooLong) => prop_assert!(request.prompt + request.output > kv),
                 Some(Failure::PrefillTimeout) => {
                     // The leg begins when its claim has been granted, at once or after some that were not.
-                    let late = (course.ended.unwrap().since(course.arrived) - Duration::from_secs(2)).as_nanos();
+                    let late = course.ended.unwrap().since(course.arrived.plus(Duration::from_secs(2))).as_nanos();
                     let claims = late / options.round_trip.as_nanos();
                     prop_assert_eq!(late, claims * options.round_trip.as_nanos());
                     let asks = sharing == Sharing::Claim && gateways > 1;

@@ -219,7 +219,7 @@ impl World<'_> {
         let dirty = link.dirty(|slot| own.share(slot, now));
         if self.sharing.kind == Sharing::Snapshots {
             if dirty || self.ended < self.trace.requests.len() {
-                self.plan_snapshot(gateway, now.plus(SNAPSHOT_PERIOD - self.sharing.round_trip));
+                self.plan_snapshot(gateway, now.plus(SNAPSHOT_PERIOD.saturating_sub(self.sharing.round_trip)));
             }
             return;
         }

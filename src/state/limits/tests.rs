@@ -212,7 +212,7 @@ async fn nobody_waits_for_long_for_a_server_that_is_silent() {
         let until = clock.now().plus(WAIT);
         let answer = async {
             if !answered {
-                std::future::pending::<()>().await
+                std::future::pending::<()>().await;
             }
         };
         assert_eq!(limits.in_time(until, answer).await.is_some(), answered);

@@ -115,34 +115,34 @@ impl Link {
     pub(super) async fn run(mut self, mut inbox: Inbox) {
         self.port.listen(true);
         self.look_at_fleet();
-        let (mut claims_open, mut reconnects_open) = (true, true);
+        // What has ended has nothing to say any more, and would say so at once, again and again.
+        let (mut claims_open, mut news_open, mut fleet_open, mut reconnects_open) = (true, true, true, true);
         while !(self.leaving && self.ledger.has_left()) {
-            let due = self.act();
-            if self.leaving && self.calls.is_empty() && !self.plane.is_connected() {
+            if self.leaving && (self.ledger.member().is_none() || !self.plane.is_connected()) {
+                // Nobody to say goodbye to.
                 break;
             }
+            let due = self.act();
             // What waits to be told, or cannot be told yet, need not be looked at again and again.
             let listening = !self.ledger.has_changes() && self.told_time();
             let port = Arc::clone(&self.port);
             tokio::select! {
                 biased;
                 Some(back) = self.calls.next(), if !self.calls.is_empty() => self.on_back(back),
-                news = inbox.news.recv() => {
-                    if let Some(news) = news {
-                        self.on_news(&news);
-                    }
-                }
+                news = inbox.news.recv(), if news_open => match news {
+                    Some(news) => self.on_news(&news),
+                    None => news_open = false,
+                },
                 request = inbox.claims.recv(), if claims_open => match request {
                     Some(request) => self.start_claim(request),
                     None => claims_open = false,
                 },
                 () = std::future::poll_fn(|context| port.poll_changed(context)), if listening => {}
                 () = inbox.missed.told.notified() => {}
-                changed = inbox.snapshots.changed(), if !self.leaving => {
-                    if changed.is_ok() {
-                        self.look_at_fleet();
-                    }
-                }
+                changed = inbox.snapshots.changed(), if fleet_open && !self.leaving => match changed {
+                    Ok(()) => self.look_at_fleet(),
+                    Err(_) => fleet_open = false,
+                },
                 reconnect = inbox.reconnects.next(), if reconnects_open => match reconnect {
                     Some(()) => {
                         self.ledger.reconnected();
@@ -187,7 +187,9 @@ impl Link {
         let Some(fleet_now) = self.ledger.clock().ms_at(now) else { return };
         if std::mem::take(&mut self.retell) {
             let again: Vec<_> = self.charged.values().cloned().collect();
-            again.iter().for_each(|pod| self.set(pod, now, fleet_now));
+            for pod in &again {
+                self.set(pod, now, fleet_now);
+            }
         }
         for _ in 0..BATCH {
             let Some(pod) = self.port.take() else { break };
@@ -199,8 +201,8 @@ impl Link {
         let share = if self.leaving { Share::ZERO } else { pod.load.share(now, fleet_now) };
         if share.is_zero() {
             self.charged.remove(&pod.id);
-        } else if !self.charged.contains_key(&pod.id) {
-            self.charged.insert(pod.id, Arc::clone(pod));
+        } else {
+            self.charged.entry(pod.id).or_insert_with(|| Arc::clone(pod));
         }
         self.ledger.set(pod.id, share);
     }
@@ -408,7 +410,7 @@ impl Link {
         }
         self.shown = now;
         let (epoch, member) = self.ledger.member().unwrap_or_default();
-        let epoch = if member == 0 { String::new() } else { epoch.iter().map(|byte| format!("{byte:02x}")).collect() };
+        let epoch = if member == 0 { String::new() } else { format!("{:016x}", u64::from_be_bytes(epoch)) };
         self.status.store(Arc::new(ModelStatus {
             model: Arc::clone(&self.name),
             epoch,

@@ -49,7 +49,9 @@ impl Plane {
     pub async fn charge_rates(&self, limits: &[(&str, Quota)], deadline: Duration) -> Result<Charged, RedisError> {
         let numbers = limits.iter().map(|(key, quota)| (*key, [quota.amount, quota.most, millis(quota.window)]));
         let (refused_by, mut each) = self.rates("charge", numbers, deadline).await?;
-        each.iter_mut().for_each(|rate| rate.granted = refused_by.is_none());
+        for rate in &mut each {
+            rate.granted = refused_by.is_none();
+        }
         Ok(Charged { refused_by, each })
     }
 

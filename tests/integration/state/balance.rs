@@ -165,20 +165,19 @@ async fn both_grades_in_real_time() {
         ("claim", Some(Grade::Claim), 4),
         ("nothing shared", None, 4),
     ] {
-        let replicas = match grade {
-            Some(grade) => fleet(&redis.url(), grade, count, &pairs("m", PAIRS)).await,
-            // Replicas that never meet: each has a model of its own name on the server.
-            None => {
-                let mut alone = Vec::new();
-                for seed in 0..count {
-                    nowhere.command(&["FLUSHALL"]).await;
-                    alone.extend(fleet(&nowhere.url(), Grade::Paced, 1, &pairs("m", PAIRS)).await);
-                    if let Some(replica) = alone.get(seed) {
-                        replica.plane.leave().await;
-                    }
+        let replicas = if let Some(grade) = grade {
+            fleet(&redis.url(), grade, count, &pairs("m", PAIRS)).await
+        } else {
+            // Replicas that have left the plane know only themselves.
+            let mut alone = Vec::new();
+            for _ in 0..count {
+                alone.extend(fleet(&nowhere.url(), Grade::Paced, 1, &pairs("m", PAIRS)).await);
+                if let Some(replica) = alone.last() {
+                    replica.plane.leave().await;
                 }
-                alone
+                nowhere.command(&["FLUSHALL"]).await;
             }
+            alone
         };
         let figures = run(&replicas, &arrivals, grade.is_some()).await;
         let base = *one.get_or_insert(figures);

@@ -33,7 +33,7 @@ async fn prefixes_sessions_and_failures_are_told() {
     eventually(MEET, "the prefix", async || (matched(two, "p-1", &blocks) == Some(100)).then_some(())).await;
     assert_eq!(matched(two, "p-0", &blocks), Some(0));
 
-    let (key, hour) = (b"a session", Duration::from_secs(3_600));
+    let (key, hour) = (b"a session", Duration::from_hours(1));
     let session = one.sessions.hash("m", key).expect("a key that counts");
     one.plane.tell(&model, Finding::Session { session, tokens: 700 });
     eventually(MEET, "the session", async || (two.sessions.len() == 1).then_some(())).await;
@@ -65,7 +65,7 @@ async fn a_replica_that_comes_later_reads_what_is_kept_and_versions_mix() {
     let old = |blocks: Vec<u64>| encode(&PrefixUpdate { replica: 99, pod, blocks }).expect("bytes");
     // As a replica of the version before, one of a later version, and noise.
     let entries = [old(vec![1, 2]), vec![0xd7, 77, 1], b"noise".to_vec(), old(vec![5, 6])];
-    let ttl = Duration::from_secs(60);
+    let ttl = Duration::from_mins(1);
     plane.prefix_append(&keys, &entries, 1_000, ttl, MEET).await.expect("to append");
     let replicas = fleet(&redis.url(), Grade::Paced, 1, &pairs("m", 1)).await;
     let late = &replicas[0];

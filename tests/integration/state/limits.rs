@@ -31,7 +31,7 @@ async fn replicas(redis: &Redis, count: usize, more: &[(&str, &str)]) -> Sandbox
             "slow": {"routingStrategy": "pd", "requestsPerSecond": 5},
         }}))
     };
-    let sandbox = Sandbox::start(SandboxOptions { fleet, pod, ..SandboxOptions::default() }).await;
+    let sandbox = Sandbox::start(SandboxOptions { pod, fleet, ..SandboxOptions::default() }).await;
     // Before a replica is connected, its limits are as if Redis were gone. Who is counted has been heard.
     eventually(SOON, "every replica is connected", async || {
         (redis.command(&["ZCARD", CENSUS]).await == format!(":{count}")).then_some(())
@@ -60,7 +60,7 @@ fn ask(front: &str, user: &str) -> Call {
 /// What came of a request: its status, and which marker it carried.
 async fn outcome(call: Call) -> (u16, String) {
     let answer = call.send().await;
-    let marker = answer.headers.keys().map(|name| name.as_str()).find(|name| name.starts_with("x-error-"));
+    let marker = answer.headers.keys().map(http::HeaderName::as_str).find(|name| name.starts_with("x-error-"));
     let outcome = (answer.status.as_u16(), marker.unwrap_or_default().to_owned());
     assert!(answer.body().await.complete);
     outcome

@@ -57,7 +57,7 @@ pub fn prefix() -> PrefixIndex {
         hash_seed: None,
         budget_bytes: 1 << 20,
         max_blocks: None,
-        max_idle: Duration::from_secs(60),
+        max_idle: Duration::from_mins(1),
     })
 }
 

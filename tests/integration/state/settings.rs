@@ -29,7 +29,7 @@ async fn what_is_not_shared_does_not_count() {
         let replicas = two(&redis, &knobs).await;
         let [one, other] = &replicas[..] else { panic!("two replicas") };
         let (prefill, decode) = (one.pod("m", "p-0"), one.pod("m", "d-0"));
-        let hour = Duration::from_secs(3_600);
+        let hour = Duration::from_hours(1);
         let now = one.clock.now();
         let held = (
             PrefillCharge::open(&prefill),

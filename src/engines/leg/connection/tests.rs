@@ -98,7 +98,7 @@ async fn ask(client: &EngineClient, address: SocketAddr, body: Bytes) -> LegOutc
     outcome
 }
 
-fn answered(outcome: LegOutcome) {
+fn answered(outcome: &LegOutcome) {
     let LegOutcome::Answered { status: http::StatusCode::OK, .. } = outcome else { panic!("{outcome:?}") };
 }
 
@@ -110,10 +110,10 @@ async fn a_request_that_meets_a_closed_connection_goes_over_a_new_one() {
     for then in [Then::Close, Then::SayAndClose] {
         let Threaded { address, asked, close } = engine(vec![then, Then::Answer]);
         let client = EngineClient::new();
-        answered(ask(&client, address, BODY).await);
+        answered(&ask(&client, address, BODY).await);
         close.wait();
         close.wait();
-        answered(ask(&client, address, BODY).await);
+        answered(&ask(&client, address, BODY).await);
         // Each came once.
         assert_eq!((asked.try_recv(), asked.try_recv()), (Ok(0), Ok(1)), "{then:?}");
         assert!(asked.try_recv().is_err());
@@ -124,7 +124,7 @@ async fn a_request_that_meets_a_closed_connection_goes_over_a_new_one() {
 async fn a_request_that_was_sent_in_part_is_not_sent_again() {
     let Threaded { address, asked, .. } = engine(vec![Then::CloseInNext, Then::Answer]);
     let client = EngineClient::new();
-    answered(ask(&client, address, BODY).await);
+    answered(&ask(&client, address, BODY).await);
     let outcome = ask(&client, address, Bytes::from(vec![b' '; BIG])).await;
     let LegOutcome::Failed { class: LegFailure::Transport, sent: true, .. } = outcome else { panic!("{outcome:?}") };
     // Both over the first connection.
@@ -137,12 +137,12 @@ async fn connections_are_used_again_until_they_are_forgotten() {
     let Threaded { address, asked, .. } = engine(vec![Then::Answer, Then::Answer]);
     let client = EngineClient::new();
     for expected in [0, 0, 0] {
-        answered(ask(&client, address, BODY).await);
+        answered(&ask(&client, address, BODY).await);
         assert_eq!(asked.try_recv(), Ok(expected));
     }
     client.clone().forget_connections();
     for expected in [1, 1] {
-        answered(ask(&client, address, BODY).await);
+        answered(&ask(&client, address, BODY).await);
         assert_eq!(asked.try_recv(), Ok(expected), "by every clone");
     }
 }
