@@ -430,4 +430,29 @@ mod tests {
         assert!(matches!(reply, Err(RedisError::Down(_) | RedisError::Late)), "{reply:?}");
         plane.close().await;
     }
+
+    #[tokio::test]
+    async fn a_client_that_has_ended_is_started_again() {
+        let plane = Plane::connect(&RedisConfig::from_parts("127.0.0.1", 1, None)).unwrap();
+        plane.reconnect();
+        assert!(!plane.has_ended(), "it tries on and on");
+        plane.runner.0.lock().unwrap().abort();
+        while !plane.has_ended() {
+            tokio::task::yield_now().await;
+        }
+        plane.reconnect();
+        assert!(!plane.has_ended());
+        plane.close().await;
+    }
+
+    #[test]
+    fn r68_only_a_cluster_may_send_a_call_elsewhere() {
+        for (url, attempts) in [("redis://h", 1), ("redis-cluster://h", 1 + MAX_REDIRECTIONS)] {
+            let client = RedisConfig::from_url(url).unwrap().client().unwrap();
+            assert_eq!(client.connection_config().max_command_attempts, attempts, "{url}");
+            // What a lost connection owed is not sent again, however many attempts are left.
+            let options = options(Duration::from_millis(1));
+            assert!(options.fail_fast && options.max_attempts.is_none());
+        }
+    }
 }

@@ -9,7 +9,7 @@ use tandem::state::redis::RedisConfig;
 use tokio_util::sync::CancellationToken;
 
 use super::replicas::{MEET, Replica, leave, met, pairs};
-use super::under_load::{Measured, agree, alone, bound, drive, idle, percentile, slow};
+use super::under_load::{Measured, agree, alone, bound, busy_bound, drive, idle, percentile, slow};
 use crate::harness::eventually;
 use crate::harness::fault_proxy::{Fault, FaultProxy, Hole};
 use crate::harness::redis::Redis;
@@ -167,9 +167,9 @@ impl Trouble<'_> {
 fn not_delayed(measured: &Measured) {
     assert!(measured.selected.len() > 50, "{}", measured.summary());
     let p99 = percentile(&measured.selected, 0.99);
-    assert!(p99 < bound(Duration::from_millis(1), 40), "{}", measured.summary());
-    let longest = measured.longest_claim();
-    assert!(longest < CLAIM_DEADLINE + bound(Duration::from_millis(20), 40), "{longest:?}");
+    assert!(p99 < busy_bound(Duration::from_millis(1), 40), "{}", measured.summary());
+    let allowed = CLAIM_DEADLINE + measured.lag + busy_bound(Duration::from_millis(10), 40);
+    assert!(measured.longest_claim() < allowed, "{}", measured.summary());
 }
 
 /// Memory of this process in MiB.
@@ -191,7 +191,7 @@ fn length(usual: u64, long: u64) -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r69_two_seconds_of_latency() {
     let mut stage = Stage::set().await;
-    let expected = Expected { stops_claims: true, reconnects: 4 };
+    let expected = Expected { stops_claims: true, reconnects: 2 + length(5, 20).as_secs() };
     let slow = Fault { latency: Duration::from_secs(2), ..Fault::default() };
     stage.ordeal("2 s of latency", expected, async |trouble| trouble.set_for(slow, length(5, 20)).await).await;
     stage.close().await;
