@@ -11,20 +11,8 @@ use tandem::routing::{self, Affinity, Context, PromptLength, RequestFacts, Split
 use tandem::state::plane::{ClaimOrder, Claimed, StatePlane};
 
 use super::replicas::{MEET, Replica, fleet, leave, pairs};
-use super::resp::{Connection, Reply};
 use crate::harness::eventually;
 use crate::harness::redis::Redis;
-
-/// Every key of the server has a TTL.
-fn assert_keys_expire(redis: &Redis) {
-    let mut connection = Connection::open(redis.address());
-    let keys: Vec<Vec<u8>> = connection.ask(&[b"KEYS", b"*"]).list().into_iter().map(Reply::bytes).collect();
-    assert!(!keys.is_empty());
-    for key in keys {
-        let ttl = connection.ask(&[b"PTTL", &key]).number();
-        assert!(ttl > 0, "{}: {ttl}", String::from_utf8_lossy(&key));
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r63_what_one_replica_charges_all_see() {
@@ -49,7 +37,7 @@ async fn r63_what_one_replica_charges_all_see() {
         })
         .await;
     }
-    assert_keys_expire(&redis);
+    redis.assert_keys_expire().await;
     leave(replicas).await;
 }
 
@@ -265,7 +253,7 @@ async fn freshness_under_a_thousand_requests_a_second() {
         })
         .await;
     }
-    assert_keys_expire(&redis);
+    redis.assert_keys_expire().await;
     leave(replicas).await;
 }
 
