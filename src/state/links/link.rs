@@ -30,6 +30,8 @@ use crate::telemetry::{ClaimFallback, SyncOutcome};
 
 /// How often shares that do not change are confirmed, so that they do not fade.
 const CONFIRM: Duration = Duration::from_millis(500);
+/// A charge that is about to be claimed is not published before the claim is: if that is turned down, nobody was misled.
+const CLAIM_GRACE: Duration = Duration::from_millis(1);
 /// How often what people see of it is brought up to date.
 const SHOW: Duration = Duration::from_millis(50);
 /// Pods taken from the port at a time.
@@ -69,6 +71,8 @@ pub(super) struct Link {
     last_sync: Option<Duration>,
     /// When people were last told how it goes.
     shown: Tick,
+    /// Changes are not looked at before this.
+    hold: Option<Tick>,
     /// The clock of the shares is another one than before: what was told in the old one has to be told again.
     retell: bool,
     leaving: bool,
@@ -106,6 +110,7 @@ impl Link {
             confirmed: Tick(0),
             last_sync: None,
             shown: Tick(0),
+            hold: None,
             retell: false,
             leaving: false,
         }
@@ -124,7 +129,7 @@ impl Link {
             }
             let due = self.act();
             // What waits to be told, or cannot be told yet, need not be looked at again and again.
-            let listening = !self.ledger.has_changes() && self.told_time();
+            let listening = self.hold.is_none() && !self.ledger.has_changes() && self.told_time();
             let port = Arc::clone(&self.port);
             tokio::select! {
                 biased;
@@ -137,7 +142,11 @@ impl Link {
                     Some(request) => self.start_claim(request),
                     None => claims_open = false,
                 },
-                () = std::future::poll_fn(|context| port.poll_changed(context)), if listening => {}
+                () = std::future::poll_fn(|context| port.poll_changed(context)), if listening => {
+                    if self.port.claim_since().is_some() {
+                        self.hold = Some(self.terms.clock.now().plus(CLAIM_GRACE));
+                    }
+                }
                 () = inbox.missed.told.notified() => {}
                 changed = inbox.snapshots.changed(), if fleet_open && !self.leaving => match changed {
                     Ok(()) => self.look_at_fleet(),
@@ -165,7 +174,15 @@ impl Link {
     /// Starts what is due; returns when to look again.
     fn act(&mut self) -> Tick {
         let now = self.terms.clock.now();
-        self.take_changes(now);
+        self.hold = self.hold.filter(|until| now < *until);
+        if self.hold.is_none() {
+            self.take_changes(now);
+        }
+        let due = self.start_what_is_due(now);
+        self.hold.map_or(due, |until| until.min(due))
+    }
+
+    fn start_what_is_due(&mut self, now: Tick) -> Tick {
         loop {
             match self.ledger.next(now) {
                 Next::Sync => self.start_sync(now),

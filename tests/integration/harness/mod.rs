@@ -25,7 +25,7 @@ use std::future::Future;
 use std::time::Duration;
 
 /// Longest wait for anything that should happen soon. Generous: two busy cores and a debug build.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const SOON: Duration = Duration::from_mins(1);
 
 /// Runs `future`, but not longer than [`SOON`].
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {

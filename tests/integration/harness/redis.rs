@@ -99,6 +99,15 @@ impl Redis {
         within("reply of Redis", self.try_command(words)).await.expect("talk to Redis")
     }
 
+    /// Every key that replicas made has a TTL, and there are such keys.
+    pub async fn assert_keys_expire(&self) {
+        let script = "local bad = {} for _, key in ipairs(redis.call('KEYS', 'tandem:*')) do \
+                      if redis.call('PTTL', key) < 0 then bad[#bad + 1] = key end end return table.concat(bad, ' ')";
+        assert_eq!(self.command(&["EVAL", script, "0"]).await, "", "keys without a TTL");
+        let keys = self.command(&["EVAL", "return #redis.call('KEYS', 'tandem:*')", "0"]).await;
+        assert_ne!(keys, ":0", "there are keys to look at");
+    }
+
     /// The same where the server may end the connection instead.
     pub async fn try_command(&self, words: &[&str]) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.address).await?;

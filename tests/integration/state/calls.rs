@@ -41,8 +41,11 @@ impl Replica {
                 Next::At(_) => return,
                 Next::Sync => {
                     let call = self.ledger.start_sync(self.clock.now());
-                    let reply = self.plane.ledger_sync(keys, &call, SOON).await.expect("a reply");
-                    self.ledger.finish_sync(&reply, self.clock.now());
+                    match self.plane.ledger_sync(keys, &call, SOON).await {
+                        Ok(reply) => drop(self.ledger.finish_sync(&reply, self.clock.now())),
+                        // The connection to a server that has just died may be noticed only now.
+                        Err(_) => self.ledger.fail_sync(self.clock.now()),
+                    }
                 }
                 Next::Reap(call) => {
                     let reply = self.plane.ledger_reap(keys, &call, SOON).await.expect("a reply");

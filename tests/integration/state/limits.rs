@@ -104,14 +104,6 @@ async fn introduced(redis: &Redis, count: usize) {
     }
 }
 
-async fn no_key_without_ttl(redis: &Redis) {
-    let script = "local bad = {} for _, key in ipairs(redis.call('KEYS', 'tandem:*')) do \
-                  if redis.call('PTTL', key) < 0 then bad[#bad + 1] = key end end return table.concat(bad, ' ')";
-    assert_eq!(redis.command(&["EVAL", script, "0"]).await, "", "keys without a TTL");
-    let keys = redis.command(&["EVAL", "return #redis.call('KEYS', 'tandem:*')", "0"]).await;
-    assert_ne!(keys, ":0", "there are keys to look at");
-}
-
 async fn sum(tandems: &[Tandem], name: &str, labels: &[(&str, &str)]) -> f64 {
     let mut sum = 0.0;
     for tandem in tandems {
@@ -148,7 +140,7 @@ async fn r71_of_500_at_once_over_three_replicas_exactly_60_pass() {
         (&"rate_limit_exceeded".into(), &"rate_limit_error".into())
     );
     assert_eq!(sum(&sandbox.fleet.tandems, FALLBACKS, &[]).await, 0.0);
-    no_key_without_ttl(&redis).await;
+    redis.assert_keys_expire().await;
     sandbox.close().await;
 }
 
@@ -195,7 +187,7 @@ async fn replicas_share_the_requests_per_second_of_a_model() {
     let granted = [("limit", "model"), ("verdict", "granted")];
     assert_eq!(sum(&sandbox.fleet.tandems, "tandem_rate_limit_verdicts_total", &granted).await, passed as f64);
     assert_eq!(sum(&sandbox.fleet.tandems, FALLBACKS, &[]).await, 0.0);
-    no_key_without_ttl(&redis).await;
+    redis.assert_keys_expire().await;
     sandbox.close().await;
 }
 
@@ -228,7 +220,7 @@ async fn users_are_looked_up_and_their_tokens_counted() {
     // A user that is stored now exists within the time for which a record is believed.
     store_user(&redis, "nobody", 1, 0).await;
     assert_eq!(outcome(ask(&fronts[0], "nobody")).await.0, 200);
-    no_key_without_ttl(&redis).await;
+    redis.assert_keys_expire().await;
     sandbox.close().await;
 }
 

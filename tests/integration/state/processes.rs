@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::resp::{Connection, Reply};
 use crate::harness::engines::{Sandbox, SandboxOptions};
 use crate::harness::http::{Call, base};
 use crate::harness::oracle::oracle;
@@ -14,15 +13,6 @@ use crate::harness::{SOON, eventually};
 
 /// The lease of a replica in the ledger.
 const LEASE: Duration = Duration::from_secs(3);
-
-/// Every key has a TTL.
-fn assert_keys_expire(redis: &Redis) {
-    let mut connection = Connection::open(redis.address());
-    for key in connection.ask(&[b"KEYS", b"*"]).list().into_iter().map(Reply::bytes) {
-        let ttl = connection.ask(&[b"PTTL", &key]).number();
-        assert!(ttl > 0, "{}: {ttl}", String::from_utf8_lossy(&key));
-    }
-}
 
 /// One model's part of `/debug/state`.
 async fn state(tandem: &Tandem) -> Value {
@@ -115,7 +105,7 @@ async fn r65_with_redis_two_replicas_share_without_another_switch() {
     let metrics = two.metrics().await;
     assert_eq!(metrics.sum("tandem_state_plane_connected", &[]), 1.0);
     assert!(metrics.sum("tandem_state_plane_staleness_seconds", &[]) < 5.0);
-    assert_keys_expire(&redis);
+    redis.assert_keys_expire().await;
     sandbox.close().await;
 }
 
@@ -153,7 +143,7 @@ async fn a_killed_replica_is_forgotten_and_starts_at_zero() {
     answer.body().await;
     oracle(&restarted, &[]).await;
     remote_pods(two, 0).await;
-    assert_keys_expire(&redis);
+    redis.assert_keys_expire().await;
     sandbox.close().await;
 }
 
