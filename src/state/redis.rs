@@ -3,7 +3,7 @@
 //! - Nothing is ever sent twice by the client, nothing waits for a connection, nothing waits longer than its deadline, and
 //!   the queue is bounded. A call that fails may still run on the server: the scripts are made for that.
 //! - A server that does not know a script (restart, failover, `SCRIPT FLUSH`) gets its text with the same call.
-//! - Silence of a connection that owes an answer ends it. Reconnecting slows down, at random, and never gives up.
+//! - Silence of a connection that owes an answer ends it, by the client or by who calls. Reconnecting slows down, at random, and never gives up.
 //! - Credentials do not show in `Debug` nor in errors.
 
 mod counters;
@@ -12,8 +12,8 @@ mod members;
 mod streams;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,7 +23,8 @@ use fred::interfaces::{ClientLike, EventInterface};
 use fred::types::config::{
     Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, TcpConfig, UnresponsiveConfig,
 };
-use fred::types::{Builder, ClusterHash, CustomCommand, Value};
+use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, Value};
+use futures_util::FutureExt;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -35,6 +36,9 @@ use super::codec::CodecError;
 use super::keys::ModelKeys;
 use super::scripts::{self, Script};
 use super::wire::{ClaimCall, ClaimReply, ReapCall, ReapReply, SyncCall, SyncReply};
+
+/// How often a cluster may send a call elsewhere.
+const MAX_REDIRECTIONS: u32 = 3;
 
 /// Why a call had no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,7 +66,7 @@ pub struct RedisConfig {
     target: Config,
     /// A connection attempt is given up after this.
     pub connect_timeout: Duration,
-    /// A connection that owes an answer for so long is closed.
+    /// A connection that owes an answer, and on which nothing was sent, for so long is closed.
     pub silence: Duration,
     /// Calls that may wait for the connection's writer.
     pub max_queued: usize,
@@ -100,11 +104,13 @@ impl RedisConfig {
     fn to(target: Config) -> RedisConfig {
         RedisConfig {
             target: Config { fail_fast: false, ..target },
-            connect_timeout: Duration::from_secs(2),
+            // An attempt that begins just before the server is back, and the pause after it, still leave time to be
+            // whole within 3 s.
+            connect_timeout: Duration::from_secs(1),
             silence: Duration::from_secs(2),
             max_queued: 1_000,
             first_pause_ms: 20,
-            last_pause_ms: 1_000,
+            last_pause_ms: 800,
         }
     }
 
@@ -118,8 +124,10 @@ impl RedisConfig {
         builder.set_connection_config(ConnectionConfig {
             connection_timeout: self.connect_timeout,
             internal_command_timeout: self.connect_timeout,
-            max_command_attempts: 1,
-            max_redirections: 3,
+            // What a node of a cluster sends elsewhere it has not done: the client counts it as an attempt, and with none
+            // left it ends. Whatever else fails is not tried again, see `options`.
+            max_command_attempts: if self.is_cluster() { 1 + MAX_REDIRECTIONS } else { 1 },
+            max_redirections: MAX_REDIRECTIONS,
             max_command_buffer_len: self.max_queued,
             reconnect_on_auth_error: true,
             auto_client_setname: false,
@@ -148,6 +156,7 @@ struct Traffic {
 #[derive(Clone)]
 pub struct Plane {
     client: Client,
+    runner: Arc<Runner>,
     traffic: Arc<Traffic>,
     announce: &'static str,
     digests: [(Script, String); scripts::ALL.len()],
@@ -164,9 +173,10 @@ impl Plane {
     pub fn connect(config: &RedisConfig) -> Result<Plane, RedisError> {
         let client = config.client()?;
         // The task belongs to the client, and ends with `Plane::close`.
-        drop(client.connect());
+        let runner = Arc::new(Runner::start(&client));
         Ok(Plane {
             client,
+            runner,
             traffic: Arc::default(),
             announce: if config.is_cluster() { "SPUBLISH" } else { "PUBLISH" },
             digests: scripts::ALL.map(|script| (script, fred::util::sha1_hash(script.text))),
@@ -186,6 +196,17 @@ impl Plane {
     /// Told each time that a connection was made anew.
     pub fn reconnects(&self) -> Reconnects {
         Reconnects(self.client.reconnect_rx())
+    }
+
+    /// Replaces the connection, for calls are not answered on it. The client notices a silent connection only when it
+    /// has nothing to send, which never is for long.
+    pub fn reconnect(&self) {
+        self.runner.reconnect(&self.client);
+    }
+
+    /// The client has given up: nothing is answered before [`Plane::reconnect`].
+    pub fn has_ended(&self) -> bool {
+        self.runner.has_ended()
     }
 
     /// Ends the connection and its task.
@@ -242,8 +263,12 @@ impl Plane {
         words.push(keys.len().to_string().into());
         words.extend(keys.iter().map(|key| Value::from(*key)));
         words.extend(arguments.iter().map(|argument| Value::Bytes(Bytes::copy_from_slice(argument))));
-        // In a cluster the first key says which node it is; it stands after the body and the number of keys.
-        let command = CustomCommand::new_static(command, ClusterHash::Offset(2), false);
+        // In a cluster the keys, which share a slot, say which node it is. Of what the client can do to find it, only this
+        // works for commands that it does not know.
+        let node = keys
+            .first()
+            .map_or(ClusterHash::Random, |key| ClusterHash::Custom(fred::util::redis_keyslot(key.as_bytes())));
+        let command = CustomCommand::new_static(command, node, false);
         self.client.with_options(&options(deadline)).custom(command, words).await
     }
 
@@ -286,14 +311,33 @@ impl Plane {
     }
 }
 
-fn options(deadline: Duration) -> Options {
-    Options {
-        max_attempts: Some(1),
-        max_redirections: Some(3),
-        timeout: Some(deadline),
-        fail_fast: true,
-        ..Options::default()
+/// The task of a client. It ends with the client, or when the client meets something that it does not expect.
+#[derive(Debug)]
+struct Runner(Mutex<ConnectHandle>);
+
+impl Runner {
+    fn start(client: &Client) -> Runner {
+        Runner(Mutex::new(client.connect()))
     }
+
+    fn has_ended(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_finished()
+    }
+
+    /// Has the client end its connection and make another one, with its usual pauses if need be.
+    fn reconnect(&self, client: &Client) {
+        let mut task = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if task.is_finished() {
+            *task = client.connect();
+        } else {
+            // The first poll tells it so; how it goes is heard elsewhere.
+            let _ = client.force_reconnection().now_or_never();
+        }
+    }
+}
+
+fn options(deadline: Duration) -> Options {
+    Options { timeout: Some(deadline), fail_fast: true, ..Options::default() }
 }
 
 /// An answer that is one string of bytes.
@@ -385,5 +429,30 @@ mod tests {
         let reply = plane.ledger_sync(&ModelKeys::new("m"), &call, Duration::from_secs(5)).await;
         assert!(matches!(reply, Err(RedisError::Down(_) | RedisError::Late)), "{reply:?}");
         plane.close().await;
+    }
+
+    #[tokio::test]
+    async fn a_client_that_has_ended_is_started_again() {
+        let plane = Plane::connect(&RedisConfig::from_parts("127.0.0.1", 1, None)).unwrap();
+        plane.reconnect();
+        assert!(!plane.has_ended(), "it tries on and on");
+        plane.runner.0.lock().unwrap().abort();
+        while !plane.has_ended() {
+            tokio::task::yield_now().await;
+        }
+        plane.reconnect();
+        assert!(!plane.has_ended());
+        plane.close().await;
+    }
+
+    #[test]
+    fn r68_only_a_cluster_may_send_a_call_elsewhere() {
+        for (url, attempts) in [("redis://h", 1), ("redis-cluster://h", 1 + MAX_REDIRECTIONS)] {
+            let client = RedisConfig::from_url(url).unwrap().client().unwrap();
+            assert_eq!(client.connection_config().max_command_attempts, attempts, "{url}");
+            // What a lost connection owed is not sent again, however many attempts are left.
+            let options = options(Duration::from_millis(1));
+            assert!(options.fail_fast && options.max_attempts.is_none());
+        }
     }
 }

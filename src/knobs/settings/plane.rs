@@ -10,7 +10,7 @@ pub(super) const PLANE: Group = Group {
             "unset",
             "secret",
             "",
-            "Where replicas share their state: `redis://`, `rediss://` (TLS), `redis-cluster://`, `redis-sentinel://`. Unset, and without `REDIS_HOST`, each replica knows only its own requests.",
+            "Where replicas share their state: `redis://`, `rediss://` (TLS; trusts the authorities of the system, or those in the file that `SSL_CERT_FILE` names), `redis-cluster://`, `redis-sentinel://`. Unset, and without `REDIS_HOST`, each replica knows only its own requests.",
         ),
         one("REDIS_HOST", "unset", "text", "", "The same as a host name."),
         one("REDIS_PORT", "6379", "port", "", "Port on `REDIS_HOST`."),

@@ -1,7 +1,7 @@
 //! How a link is told things.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -35,6 +35,26 @@ impl Missed {
     /// Whether any were, since this was last asked.
     pub(super) fn take(&self) -> bool {
         self.some.swap(false, Ordering::AcqRel)
+    }
+}
+
+/// Syncs in a row that nobody answered although there is a connection.
+#[derive(Debug, Default)]
+pub(super) struct Unanswered(AtomicU32);
+
+impl Unanswered {
+    /// A sync has ended.
+    pub(super) fn synced(&self, late: bool) {
+        if late {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there are so many.
+    pub(super) fn reached(&self, many: u32) -> bool {
+        self.0.load(Ordering::Relaxed) >= many
     }
 }
 

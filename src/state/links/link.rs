@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::Terms;
 use super::breaker::Breaker;
-use super::inbox::{ClaimRequest, Inbox};
+use super::inbox::{ClaimRequest, Inbox, Unanswered};
 use crate::clock::Tick;
 use crate::fleet::{Fleet, Model, PodState};
 use crate::knobs::Grade;
@@ -54,6 +54,7 @@ pub(super) struct Link {
     fleet: Arc<Fleet>,
     terms: Terms,
     status: Arc<ArcSwap<ModelStatus>>,
+    unanswered: Arc<Unanswered>,
     ledger: SharedLedger,
     port: Arc<PlanePort>,
     peers: Arc<PeerCell>,
@@ -86,6 +87,7 @@ impl Link {
         fleet: Arc<Fleet>,
         terms: Terms,
         status: Arc<ArcSwap<ModelStatus>>,
+        unanswered: Arc<Unanswered>,
         seed: u64,
     ) -> Link {
         Link {
@@ -96,6 +98,7 @@ impl Link {
             ledger: SharedLedger::new(terms.ledger, seed),
             terms,
             status,
+            unanswered,
             port: Arc::clone(&model.port),
             peers: Arc::clone(&model.peers),
             pods: HashMap::new(),
@@ -326,6 +329,7 @@ impl Link {
     fn on_sync(&mut self, reply: Result<SyncReply, RedisError>, sent: Tick, selections: u64, now: Tick) {
         let took = now.since(sent);
         let quick = reply.is_ok().then_some(took);
+        self.unanswered.synced(reply.as_ref().err() == Some(&RedisError::Late));
         if self.breaker.synced(quick, self.terms.claim_deadline) {
             tracing::info!(model = &*self.name, "claims go on");
         }

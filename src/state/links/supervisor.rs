@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::inbox::{Inbox, Missed};
+use super::inbox::{Inbox, Missed, Unanswered};
 use super::link::Link;
 use super::{Handle, Links, MAX_CLAIMS, Terms};
 use crate::fleet::Fleet;
@@ -20,6 +21,11 @@ use crate::state::wire::News;
 
 /// Announcements that may wait for a model's task; more are missed, which it makes good.
 const MAX_NEWS: usize = 1_024;
+
+/// Unanswered syncs in a row of one model after which the connection is taken for dead. Each waits for a second.
+const SILENT: u32 = 3;
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// What the supervisor works with.
 pub(super) struct Supervisor {
@@ -40,6 +46,7 @@ struct Wire {
     model: Arc<str>,
     news: mpsc::Sender<News>,
     missed: Arc<Missed>,
+    unanswered: Arc<Unanswered>,
     gone: CancellationToken,
 }
 
@@ -48,11 +55,22 @@ pub(super) async fn run(mut this: Supervisor) {
     let mut rng = Rng::new(this.seed);
     let mut wires: HashMap<String, Wire> = HashMap::new();
     let leaving = this.leaving.clone();
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         this.meet(&mut wires, &mut rng).await;
         let changed = tokio::select! {
             () = leaving.cancelled() => break,
             changed = this.snapshots.changed() => changed.is_ok(),
+            _ = look.tick() => {
+                if this.plane.has_ended() || wires.values().any(|wire| wire.unanswered.reached(SILENT)) {
+                    tracing::warn!("nothing is heard of the state plane: making another connection");
+                    // One new connection is enough for all of them.
+                    wires.values().for_each(|wire| wire.unanswered.synced(false));
+                    this.plane.reconnect();
+                }
+                continue;
+            }
             event = this.feed.next() => {
                 match event {
                     Some(FeedEvent::News(channel, news)) => {
@@ -103,6 +121,7 @@ impl Supervisor {
             let (claims, claim_requests) = mpsc::channel(MAX_CLAIMS);
             let (news, heard) = mpsc::channel(MAX_NEWS);
             let missed = Arc::new(Missed::default());
+            let unanswered = Arc::new(Unanswered::default());
             let gone = self.leaving.child_token();
             let status =
                 Arc::new(ArcSwap::from_pointee(ModelStatus { model: Arc::clone(name), ..ModelStatus::default() }));
@@ -121,10 +140,11 @@ impl Supervisor {
                 Arc::clone(&self.fleet),
                 self.terms.clone(),
                 Arc::clone(&status),
+                Arc::clone(&unanswered),
                 rng.next_u64(),
             );
             self.tasks.spawn(link.run(inbox));
-            wires.insert(keys.news().to_owned(), Wire { model: Arc::clone(name), news, missed, gone });
+            wires.insert(keys.news().to_owned(), Wire { model: Arc::clone(name), news, missed, unanswered, gone });
             fresh.push(Arc::clone(&keys));
             links.insert(Arc::clone(name), Handle { keys, claims, status });
         }

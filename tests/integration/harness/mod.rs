@@ -8,6 +8,7 @@
 pub mod engines;
 pub mod envoy;
 pub mod ext_proc;
+pub mod fault_proxy;
 pub mod fleet;
 pub mod http;
 pub mod metrics;

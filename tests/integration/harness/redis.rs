@@ -20,31 +20,52 @@ pub struct Redis {
 impl Redis {
     /// Starts it on a free port.
     pub async fn start() -> Redis {
+        Redis::start_with(Vec::new).await
+    }
+
+    /// The same with further arguments, which may name ports that were free: they are made anew for each try.
+    pub async fn start_with(more: impl Fn() -> Vec<String>) -> Redis {
         // Redis cannot pick a port itself. Between our look and its bind somebody else may take the port: try again.
         for _ in 0..10 {
-            if let Some(redis) = Redis::start_on(closed_port()).await {
+            if let Some(redis) = Redis::start_as(closed_port(), None, &more()).await {
                 return redis;
             }
         }
         panic!("no free port for Redis");
     }
 
+    /// A sentinel that watches over the server at `primary` under the name of `main`, and is alone in that.
+    pub async fn start_sentinel(primary: SocketAddr) -> Redis {
+        let lines = [
+            format!("sentinel monitor main {} {} 1", primary.ip(), primary.port()),
+            "sentinel down-after-milliseconds main 500".to_owned(),
+            "sentinel failover-timeout main 3000".to_owned(),
+        ];
+        for _ in 0..10 {
+            if let Some(redis) = Redis::start_as(closed_port(), Some(&lines), &[]).await {
+                return redis;
+            }
+        }
+        panic!("no free port for a sentinel");
+    }
+
     /// Starts it on a given address, such as that of one that was killed; `None` when it does not come up there.
     pub async fn start_on(address: SocketAddr) -> Option<Redis> {
+        Redis::start_as(address, None, &[]).await
+    }
+
+    async fn start_as(address: SocketAddr, sentinel: Option<&[String]>, more: &[String]) -> Option<Redis> {
         let mut start = Start::new("redis", tool("TANDEM_TEST_REDIS", "redis-server"));
         let port = address.port().to_string();
-        start.args([
-            "--port",
-            &port,
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            "--protected-mode",
-            "no",
-        ]);
+        if let Some(lines) = sentinel {
+            // A sentinel writes what it finds out into its file.
+            let file = start.directory().join("sentinel.conf");
+            std::fs::write(&file, lines.join("\n")).expect("write the sentinel's file");
+            start.arg(file).arg("--sentinel");
+        } else {
+            start.args(["--save", "", "--appendonly", "no"]);
+        }
+        start.args(["--port", &port, "--bind", "127.0.0.1", "--protected-mode", "no"]).args(more);
         let redis = Redis { process: start.spawn(), address };
         let up = eventually(Duration::from_secs(20), "redis answers", async || {
             if redis.process.status().is_some() {
@@ -87,7 +108,8 @@ impl Redis {
         assert_ne!(keys, ":0", "there are keys to look at");
     }
 
-    async fn try_command(&self, words: &[&str]) -> std::io::Result<String> {
+    /// The same where the server may end the connection instead.
+    pub async fn try_command(&self, words: &[&str]) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.address).await?;
         let words: Vec<String> = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
         let request = format!("*{}\r\n{}", words.len(), words.concat());

@@ -141,6 +141,7 @@ async fn r69_calls_fail_at_once_without_a_server_and_go_on_with_the_next() {
     // Another server at the same place, without data.
     let redis = Redis::start_on(address).await.expect("Redis comes back");
     within("a reconnect", reconnects.next()).await;
+    eventually(SOON, "a connection", async || one.plane.is_connected().then_some(())).await;
     one.ledger.reconnected();
     one.until(&keys, "to join the new one", |ledger| ledger.counts().joins == 2 && ledger.is_settled()).await;
     let mut two = Replica::new(&redis, 2).await;

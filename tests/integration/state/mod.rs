@@ -1,11 +1,14 @@
 //! The state plane's scripts and state machine against a real Redis.
 
+mod announcements;
 mod balance;
 mod busy;
 mod calls;
 mod charges;
+mod cluster;
 mod cost;
 mod exactness;
+mod faults;
 mod findings;
 mod late;
 mod limits;
@@ -13,5 +16,8 @@ mod model;
 mod processes;
 mod replicas;
 mod resp;
+mod sentinel;
 mod settings;
+mod tls;
+mod under_load;
 mod world;

@@ -49,6 +49,18 @@ pub fn pairs(model: &str, pairs: usize) -> Vec<PodSpec> {
     (0..pairs).flat_map(|set| [spec(model, set, Role::Prefill), spec(model, set, Role::Decode)]).collect()
 }
 
+/// A small index.
+pub fn prefix() -> PrefixIndex {
+    PrefixIndex::new(&PrefixKnobs {
+        tokenizer: Tokenizer::Character,
+        block_size: 128,
+        hash_seed: None,
+        budget_bytes: 1 << 20,
+        max_blocks: None,
+        max_idle: Duration::from_mins(1),
+    })
+}
+
 /// One replica.
 pub struct Replica {
     pub plane: SharedPlane,
@@ -75,14 +87,7 @@ impl Replica {
         let mut slots = 0;
         fleet.store(build(&Snapshot::default(), specs, &mut slots));
         let (snapshots, watched) = watch::channel(1);
-        let prefix = Arc::new(PrefixIndex::new(&PrefixKnobs {
-            tokenizer: Tokenizer::Character,
-            block_size: 128,
-            hash_seed: None,
-            budget_bytes: 1 << 20,
-            max_blocks: None,
-            max_idle: Duration::from_mins(1),
-        }));
+        let prefix = Arc::new(prefix());
         let sessions = Arc::new(Sessions::new(1_000, 0));
         let around = Surroundings {
             fleet: Arc::clone(&fleet),
