@@ -25,8 +25,8 @@ pub struct Mark(AtomicU64);
 /// See the module. One per model; survives snapshots.
 #[derive(Debug, Default)]
 pub struct PlanePort {
-    /// 1 while a task takes changes.
-    listening: AtomicU64,
+    /// The number of the task that takes changes; 0 = none does.
+    listener: AtomicU64,
     changed: SegQueue<Arc<PodState>>,
     waker: AtomicWaker,
     /// One more than the version that a claim may rest on; 0 = no claims.
@@ -36,17 +36,24 @@ pub struct PlanePort {
 }
 
 impl PlanePort {
-    /// From now on changes are kept for [`PlanePort::take`] (or not any more).
-    pub fn listen(&self, on: bool) {
-        self.listening.store(u64::from(on), Ordering::Release);
-        if !on {
+    /// From now on changes are kept for [`PlanePort::take`], for the task of this number (not 0). It takes the place of the
+    /// one before.
+    pub fn listen(&self, task: u64) {
+        self.listener.store(task, Ordering::Release);
+    }
+
+    /// This task does not listen any more. True if it was the one that did: nothing is kept from now on.
+    pub fn ignore(&self, task: u64) -> bool {
+        let ended = self.listener.compare_exchange(task, 0, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if ended {
             while self.take().is_some() {}
         }
+        ended
     }
 
     /// The pod's own work has changed.
     pub fn mark(&self, pod: &Arc<PodState>) {
-        if self.listening.load(Ordering::Acquire) == 0 || pod.mark.0.swap(QUEUED, Ordering::AcqRel) == QUEUED {
+        if self.listener.load(Ordering::Acquire) == 0 || pod.mark.0.swap(QUEUED, Ordering::AcqRel) == QUEUED {
             return;
         }
         self.changed.push(Arc::clone(pod));
@@ -110,7 +117,7 @@ mod tests {
         let (one, two) = (pod(&port, 1), pod(&port, 2));
         drop(DecodeCharge::open(&one));
         assert!(port.take().is_none(), "nobody listens");
-        port.listen(true);
+        port.listen(7);
         let mut charge = DecodeCharge::open(&one);
         charge.hand_over();
         drop(charge);
@@ -120,7 +127,10 @@ mod tests {
         port.mark(&one);
         let mut context = Context::from_waker(std::task::Waker::noop());
         assert_eq!(port.poll_changed(&mut context), Poll::Ready(()));
-        port.listen(false);
+        assert!(!port.ignore(8), "somebody else listens");
+        port.mark(&one);
+        assert!(!port.changed.is_empty());
+        assert!(port.ignore(7));
         assert_eq!(port.poll_changed(&mut context), Poll::Pending);
         assert_eq!(Arc::strong_count(&one), 1, "nothing is held for a task that is gone");
     }
@@ -128,7 +138,7 @@ mod tests {
     #[test]
     fn no_change_is_lost_between_threads() {
         let port = Arc::new(PlanePort::default());
-        port.listen(true);
+        port.listen(1);
         let pods: Vec<_> = (0..4).map(|id| pod(&port, id)).collect();
         let done = AtomicBool::new(false);
         let mut last = [0u64; 4];

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::Tick;
 use crate::state::plane::{ClaimOrder, Claimed};
-use crate::state::redis::Reconnects;
-use crate::state::wire::News;
+use crate::state::redis::{Reconnects, RedisError};
+use crate::state::wire::{ClaimReply, News, ReapCall, ReapReply, SyncReply};
 
 /// A request waits for its claim.
 #[derive(Debug)]
@@ -68,4 +69,11 @@ pub(super) struct Inbox {
     pub(super) reconnects: Reconnects,
     /// Say goodbye and end.
     pub(super) gone: CancellationToken,
+}
+
+/// A call that has come back.
+pub(super) enum Back {
+    Sync { reply: Result<SyncReply, RedisError>, sent: Tick, selections: u64 },
+    Reap { call: ReapCall, reply: Result<ReapReply, RedisError> },
+    Claim { sequence: u64, reply: Result<ClaimReply, RedisError>, request: ClaimRequest, selections: u64 },
 }

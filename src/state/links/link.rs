@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::Terms;
 use super::breaker::Breaker;
-use super::inbox::{ClaimRequest, Inbox, Unanswered};
+use super::inbox::{Back, ClaimRequest, Inbox, Unanswered};
 use crate::clock::Tick;
 use crate::fleet::{Fleet, Model, PodState};
 use crate::knobs::Grade;
@@ -25,7 +25,7 @@ use crate::state::keys::ModelKeys;
 use crate::state::ledger::{Claimed, Next, SharedLedger};
 use crate::state::plane::ModelStatus;
 use crate::state::redis::{Plane, RedisError};
-use crate::state::wire::{ClaimReply, News, ReapCall, ReapReply, SyncReply};
+use crate::state::wire::{News, ReapCall, SyncReply};
 use crate::telemetry::{ClaimFallback, SyncOutcome};
 
 /// How often shares that do not change are confirmed, so that they do not fade.
@@ -39,13 +39,6 @@ const BATCH: usize = 4_096;
 /// Multiplying a member's number by this undoes what `ledger_sync.lua` does to spread it (modulo 2^32).
 const UNSPREAD: u32 = 244_002_641;
 
-/// A call that has come back.
-enum Back {
-    Sync { reply: Result<SyncReply, RedisError>, sent: Tick, selections: u64 },
-    Reap { call: ReapCall, reply: Result<ReapReply, RedisError> },
-    Claim { sequence: u64, reply: Result<ClaimReply, RedisError>, request: ClaimRequest, selections: u64 },
-}
-
 /// See the module.
 pub(super) struct Link {
     name: Arc<str>,
@@ -56,6 +49,8 @@ pub(super) struct Link {
     status: Arc<ArcSwap<ModelStatus>>,
     unanswered: Arc<Unanswered>,
     ledger: SharedLedger,
+    /// A number of this link's own.
+    task: u64,
     port: Arc<PlanePort>,
     peers: Arc<PeerCell>,
     /// Pods of the model by the number that replicas know them by.
@@ -96,6 +91,7 @@ impl Link {
             plane,
             fleet,
             ledger: SharedLedger::new(terms.ledger, seed),
+            task: seed.max(1),
             terms,
             status,
             unanswered,
@@ -118,7 +114,7 @@ impl Link {
 
     /// Runs until it is told to go, and has said goodbye.
     pub(super) async fn run(mut self, mut inbox: Inbox) {
-        self.port.listen(true);
+        self.port.listen(self.task);
         self.look_at_fleet();
         // What has ended has nothing to say any more, and would say so at once, again and again.
         let (mut claims_open, mut news_open, mut fleet_open, mut reconnects_open) = (true, true, true, true);
@@ -129,7 +125,7 @@ impl Link {
             }
             let due = self.act();
             // What waits to be told, or cannot be told yet, need not be looked at again and again.
-            let listening = self.hold.is_none() && !self.ledger.has_changes() && self.told_time();
+            let listening = self.hold.is_none() && !self.leaving && !self.ledger.has_changes() && self.told_time();
             let port = Arc::clone(&self.port);
             tokio::select! {
                 biased;
@@ -149,6 +145,8 @@ impl Link {
                 }
                 () = inbox.missed.told.notified() => {}
                 changed = inbox.snapshots.changed(), if fleet_open && !self.leaving => match changed {
+                    // The model may be back already, with another link.
+                    Ok(()) if inbox.gone.is_cancelled() => {}
                     Ok(()) => self.look_at_fleet(),
                     Err(_) => fleet_open = false,
                 },
@@ -166,9 +164,10 @@ impl Link {
                 self.ledger.missed_news();
             }
         }
-        self.port.listen(false);
-        self.port.set_claims(None);
-        self.peers.join(0, 1);
+        if self.port.ignore(self.task) {
+            self.port.set_claims(None);
+            self.peers.join(0, 1);
+        }
     }
 
     /// Starts what is due; returns when to look again.
@@ -208,14 +207,14 @@ impl Link {
                 self.set(pod, now, fleet_now);
             }
         }
-        for _ in 0..BATCH {
+        for _ in 0..if self.leaving { 0 } else { BATCH } {
             let Some(pod) = self.port.take() else { break };
             self.set(&pod, now, fleet_now);
         }
     }
 
     fn set(&mut self, pod: &Arc<PodState>, now: Tick, fleet_now: u64) {
-        let share = if self.leaving { Share::ZERO } else { pod.load.share(now, fleet_now) };
+        let share = pod.load.share(now, fleet_now);
         if share.is_zero() {
             self.charged.remove(&pod.id);
         } else {
@@ -451,9 +450,9 @@ impl Link {
         let Some(model) = snapshot.model(&self.name) else { return };
         if !Arc::ptr_eq(&self.port, &model.port) {
             // The model was gone for a moment.
-            self.port.listen(false);
+            self.port.ignore(self.task);
             (self.port, self.peers) = (Arc::clone(&model.port), Arc::clone(&model.peers));
-            self.port.listen(true);
+            self.port.listen(self.task);
         }
         let fleet_now = self.ledger.clock().ms_at(now).unwrap_or_default();
         let mut pods = HashMap::with_capacity(model.pods.len());

@@ -66,7 +66,9 @@ pub(super) async fn run(mut this: Supervisor) {
                 if this.plane.has_ended() || wires.values().any(|wire| wire.unanswered.reached(SILENT)) {
                     tracing::warn!("nothing is heard of the state plane: making another connection");
                     // One new connection is enough for all of them.
-                    wires.values().for_each(|wire| wire.unanswered.synced(false));
+                    for wire in wires.values() {
+                        wire.unanswered.synced(false);
+                    }
                     this.plane.reconnect();
                 }
                 continue;

@@ -56,7 +56,7 @@ async fn nodes() -> Vec<Redis> {
     }
     let (first, others) = nodes.split_first().expect("nodes");
     for other in others {
-        let (port, bus) = (other.address().port().to_string(), bus_port(other).await);
+        let (port, bus) = (other.address().port().to_string(), bus_port(other));
         assert_eq!(first.command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await, "+OK");
     }
     for node in &nodes {
@@ -70,7 +70,7 @@ async fn nodes() -> Vec<Redis> {
 }
 
 /// The port on which nodes talk to one another.
-async fn bus_port(node: &Redis) -> String {
+fn bus_port(node: &Redis) -> String {
     let port = Connection::open(node.address()).say("CONFIG GET cluster-port").list().pop().expect("a value");
     port.text()
 }
