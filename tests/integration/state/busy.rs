@@ -75,6 +75,8 @@ async fn sixteen_replicas_keep_redis_cool() {
         let share = used(&mut connection).saturating_sub(cpu).as_secs_f64() / wall;
         let made = (syncs() - made) as f64 / wall;
         println!("16 replicas, {reached:.0} requests/s: {share:.3} of a core of Redis, {made:.0} syncs/s");
+        // A machine that does other things makes every call dearer.
+        let most = if std::env::var_os("TANDEM_SLOW_TESTS").is_some() { most } else { 2.0 * most };
         assert!(share < most, "{share}");
         for replica in &replicas {
             eventually(MEET, "an idle view", async || {
