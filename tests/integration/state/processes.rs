@@ -150,7 +150,9 @@ async fn a_killed_replica_is_forgotten_and_starts_at_zero() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_was_stopped_overwrites_nothing() {
     let redis = Redis::start().await;
-    let sandbox = Sandbox::start(options(&[("REDIS_URL", &redis.url())])).await;
+    // What is held here must not run out of its KV lease meanwhile.
+    let patient = SandboxOptions::of(|config| config.lease(Duration::from_mins(10)));
+    let sandbox = Sandbox::start(patient.env(&[("REDIS_URL", &redis.url())])).await;
     let [one, two] = &sandbox.fleet.tandems[..] else { panic!("two replicas") };
     met(&sandbox.fleet.tandems, 2).await;
     let (hold, requests) = held(&sandbox, one, 7).await;
