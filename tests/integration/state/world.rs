@@ -57,7 +57,7 @@ fn config() -> LedgerConfig {
     LedgerConfig {
         lease: Duration::from_mins(10),
         idle_poll: Duration::ZERO,
-        pace: Pace { least: Duration::ZERO, cost: Duration::ZERO, ..Pace::default() },
+        pace: Pace { least: Duration::ZERO, cost: Duration::ZERO, cost_per_member: Duration::ZERO, ..Pace::default() },
         reap_delay: Duration::ZERO,
         reap_spread: Duration::ZERO,
         first_backoff: Duration::ZERO,
