@@ -1,4 +1,5 @@
--- Tells the other replicas which blocks of prompts a pod now has: appends to a capped stream that they follow.
+-- Tells the other replicas what this one found out (which blocks of prompts a pod now has, sizes of sessions, pods that fail):
+-- appends to a capped stream that they follow.
 --
 -- KEYS 1: the stream; field d = an update, opaque to this script
 -- ARGV 1: entries to keep, about: whole nodes of the stream leave at once

@@ -1,9 +1,9 @@
 //! Requests per second of one model, as this replica sees them.
 //!
 //! Fixed windows of one second, like the counters of the reference gateway (its sections 1.5 and 8.4): the same traffic
-//! gets the same answers, what was admitted in vain can be given back exactly, and such windows are what replicas can
-//! share later. The price is the known one: around the border of two windows up to twice the limit can pass within a
-//! second.
+//! gets the same answers, what was admitted in vain can be given back exactly, and such windows are what replicas share
+//! where they have Redis (`state::limits`). The price is the known one: around the border of two windows up to twice the
+//! limit can pass within a second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

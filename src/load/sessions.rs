@@ -51,10 +51,15 @@ impl Sessions {
     /// no longer than `ttl` ago. `None`: not seen, or not grown; the note is made in any case. A `ttl` of zero turns the
     /// rule off, and an empty or over-long key is ignored.
     pub fn grow(&self, model: &str, key: &[u8], tokens: u64, ttl: Duration, now: Tick) -> Option<u64> {
+        self.grow_known(self.hash(model, key)?, tokens, ttl, now)
+    }
+
+    /// The same for a session that [has been hashed](Sessions::hash).
+    pub fn grow_known(&self, session: u64, tokens: u64, ttl: Duration, now: Tick) -> Option<u64> {
         if ttl.is_zero() {
             return None;
         }
-        let (previous, idle) = self.note(self.hash(model, key)?, tokens, now)?;
+        let (previous, idle) = self.note(session, tokens, now)?;
         let (fresh, tokens) = (idle <= ttl.min(MAX_TTL).as_secs(), tokens.min(MAX_TOKENS));
         (fresh && tokens > previous).then(|| tokens - previous)
     }

@@ -55,7 +55,7 @@ pub struct PlaneStatus {
     pub connected: bool,
     /// Bytes of arguments sent since the start.
     pub sent_bytes: u64,
-    /// Bytes of answers and announcements received since the start.
+    /// Bytes of the ledger's answers received since the start.
     pub received_bytes: u64,
     /// By model, ordered by name.
     pub models: Vec<ModelStatus>,

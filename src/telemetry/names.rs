@@ -258,7 +258,7 @@ metrics! {
     PlaneSyncs "tandem_state_plane_syncs_total" Counter &["outcome"],
         "Publications that were answered (`done`), not answered in time (`late`) or failed (`failed`).";
     PlaneBytes "tandem_state_plane_bytes_total" Counter &["direction"],
-        "Bytes of arguments sent to Redis, and of answers and announcements received.";
+        "Bytes of keys and arguments sent to Redis with scripts, and of the ledger's answers received.";
     PlanePublished "tandem_state_plane_published_total" Counter &["model"],
         "Pods whose changed work this replica has published.";
     PlaneReceived "tandem_state_plane_received_total" Counter &["model"],

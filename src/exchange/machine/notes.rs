@@ -55,13 +55,11 @@ impl Exchange {
         let key = self.head.as_ref()?.headers.get("x-aibrix-session-key")?.as_bytes().trim_ascii();
         let ttl = plan.knobs.token_load_session_ttl;
         let (plane, sessions) = (&self.world.plane, &self.world.sessions);
-        if plane.tells()
-            && !ttl.is_zero()
-            && let Some(session) = sessions.hash(&model.name, key)
-        {
+        let session = sessions.hash(&model.name, key)?;
+        if plane.tells() && !ttl.is_zero() {
             plane.tell(&model.name, Finding::Session { session, tokens: prompt_tokens });
         }
-        sessions.grow(&model.name, key, prompt_tokens, ttl, now)
+        sessions.grow_known(session, prompt_tokens, ttl, now)
     }
 
     pub(super) fn offer_prefix(&self, pod: &Pod, hashes: &[u64], known: Option<u8>) {

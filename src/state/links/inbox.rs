@@ -1,7 +1,7 @@
 //! How a link is told things.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -18,25 +18,6 @@ pub(super) struct ClaimRequest {
     pub(super) answer: oneshot::Sender<Claimed>,
     /// It was made before, and a later call came first.
     pub(super) repeated: bool,
-}
-
-/// Announcements were missed.
-#[derive(Debug, Default)]
-pub(super) struct Missed {
-    some: AtomicBool,
-    pub(super) told: Notify,
-}
-
-impl Missed {
-    pub(super) fn note(&self) {
-        self.some.store(true, Ordering::Release);
-        self.told.notify_one();
-    }
-
-    /// Whether any were, since this was last asked.
-    pub(super) fn take(&self) -> bool {
-        self.some.swap(false, Ordering::AcqRel)
-    }
 }
 
 /// Syncs in a row that nobody answered although there is a connection.
@@ -64,7 +45,8 @@ impl Unanswered {
 pub(super) struct Inbox {
     pub(super) claims: mpsc::Receiver<ClaimRequest>,
     pub(super) news: mpsc::Receiver<News>,
-    pub(super) missed: Arc<Missed>,
+    /// Announcements were missed.
+    pub(super) missed: Arc<Notify>,
     pub(super) snapshots: watch::Receiver<u64>,
     pub(super) reconnects: Reconnects,
     /// Say goodbye and end.

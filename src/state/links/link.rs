@@ -143,7 +143,7 @@ impl Link {
                         self.hold = Some(self.terms.clock.now().plus(CLAIM_GRACE));
                     }
                 }
-                () = inbox.missed.told.notified() => {}
+                () = inbox.missed.notified() => self.ledger.missed_news(),
                 changed = inbox.snapshots.changed(), if fleet_open && !self.leaving => match changed {
                     // The model may be back already, with another link.
                     Ok(()) if inbox.gone.is_cancelled() => {}
@@ -159,9 +159,6 @@ impl Link {
                 },
                 () = inbox.gone.cancelled(), if !self.leaving => self.leave(),
                 () = tokio::time::sleep_until(self.terms.clock.instant_at(due)) => {}
-            }
-            if inbox.missed.take() {
-                self.ledger.missed_news();
             }
         }
         if self.port.ignore(self.task) {
@@ -341,7 +338,12 @@ impl Link {
                 if member.is_some_and(|(epoch, _)| Some(epoch) != was) {
                     // The first reply, or a new beginning: everything is told, in the time that holds now.
                     self.retell = true;
-                    self.note_epoch(was.is_some());
+                    if self.ledger.counts().joins > 1 {
+                        tracing::warn!(
+                            model = &*self.name,
+                            "the shared ledger began anew, or took this replica for dead: publishing everything again"
+                        );
+                    }
                 }
                 self.terms.metrics.synced(SyncOutcome::Done, took);
                 self.apply(changes, selections, now);
@@ -362,15 +364,6 @@ impl Link {
                     self.peers.join(0, 1);
                 }
             }
-        }
-    }
-
-    fn note_epoch(&self, again: bool) {
-        if again {
-            tracing::warn!(
-                model = &*self.name,
-                "the shared ledger began anew, or took this replica for dead: publishing everything again"
-            );
         }
     }
 

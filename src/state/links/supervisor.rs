@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::inbox::{Inbox, Missed, Unanswered};
+use super::inbox::{Inbox, Unanswered};
 use super::link::Link;
 use super::{Handle, Links, MAX_CLAIMS, Terms};
 use crate::fleet::Fleet;
@@ -45,7 +45,8 @@ pub(super) struct Supervisor {
 struct Wire {
     model: Arc<str>,
     news: mpsc::Sender<News>,
-    missed: Arc<Missed>,
+    /// Told when announcements were missed.
+    missed: Arc<Notify>,
     unanswered: Arc<Unanswered>,
     gone: CancellationToken,
 }
@@ -57,11 +58,14 @@ pub(super) async fn run(mut this: Supervisor) {
     let leaving = this.leaving.clone();
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    this.meet(&mut wires, &mut rng).await;
     loop {
-        this.meet(&mut wires, &mut rng).await;
-        let changed = tokio::select! {
+        tokio::select! {
             () = leaving.cancelled() => break,
-            changed = this.snapshots.changed() => changed.is_ok(),
+            changed = this.snapshots.changed() => match changed {
+                Ok(()) => this.meet(&mut wires, &mut rng).await,
+                Err(_) => break,
+            },
             _ = look.tick() => {
                 if this.plane.has_ended() || wires.values().any(|wire| wire.unanswered.reached(SILENT)) {
                     tracing::warn!("nothing is heard of the state plane: making another connection");
@@ -71,25 +75,18 @@ pub(super) async fn run(mut this: Supervisor) {
                     }
                     this.plane.reconnect();
                 }
-                continue;
             }
-            event = this.feed.next() => {
-                match event {
-                    Some(FeedEvent::News(channel, news)) => {
-                        if let Some(wire) = wires.get(&channel)
-                            && wire.news.try_send(news).is_err()
-                        {
-                            wire.missed.note();
-                        }
+            event = this.feed.next() => match event {
+                Some(FeedEvent::News(channel, news)) => {
+                    if let Some(wire) = wires.get(&channel)
+                        && wire.news.try_send(news).is_err()
+                    {
+                        wire.missed.notify_one();
                     }
-                    Some(FeedEvent::Gap) => wires.values().for_each(|wire| wire.missed.note()),
-                    None => break,
                 }
-                continue;
-            }
-        };
-        if !changed {
-            break;
+                Some(FeedEvent::Gap) => wires.values().for_each(|wire| wire.missed.notify_one()),
+                None => break,
+            },
         }
     }
     leaving.cancelled().await;
@@ -122,7 +119,7 @@ impl Supervisor {
             let keys = Arc::new(ModelKeys::new(name));
             let (claims, claim_requests) = mpsc::channel(MAX_CLAIMS);
             let (news, heard) = mpsc::channel(MAX_NEWS);
-            let missed = Arc::new(Missed::default());
+            let missed = Arc::new(Notify::new());
             let unanswered = Arc::new(Unanswered::default());
             let gone = self.leaving.child_token();
             let status =

@@ -154,6 +154,8 @@ pub(super) async fn run(mut this: Teller) {
             }
             calls.push(this.exchange(name, model, place, findings, turn, rng.next_u64()));
         }
+        // What is left is about models that have gone meanwhile.
+        this.metrics.findings_dropped(told.values().map(|findings| findings.len() as u64).sum());
         let mut back = Vec::new();
         while let Some(place) = calls.next().await {
             back.push(place);
@@ -177,13 +179,12 @@ impl Teller {
     ) -> (Arc<str>, Place) {
         let keys = ModelKeys::new(name);
         self.tell(&keys, findings).await;
-        let mut found = false;
+        let (mut found, mut pods) = (false, None);
         // Whoever comes late reads what is kept, and no more than that at a time.
         for _ in 0..KEPT / u64::from(READ) {
             let Ok(read) = self.plane.prefix_read(&keys, &place.after, READ, DEADLINE).await else { break };
             let full = read.entries.len() >= READ as usize;
             place.after = read.after;
-            let pods: HashMap<u64, &Arc<PodState>> = model.pods.iter().map(|pod| (pod.state.id, &pod.state)).collect();
             for entry in read.entries {
                 match decode::<Told>(&entry) {
                     Ok(told) if told.replica == self.replica => {}
@@ -191,7 +192,11 @@ impl Teller {
                         found = true;
                         self.metrics.findings_heard(told.findings.len() as u64);
                         let now = self.clock.now();
-                        told.findings.into_iter().for_each(|finding| self.hear(model, &pods, finding, now, jitter));
+                        // Mostly there is nothing to hear, and then no need to know the pods.
+                        let pods = pods.get_or_insert_with(|| {
+                            model.pods.iter().map(|pod| (pod.state.id, &pod.state)).collect::<HashMap<_, _>>()
+                        });
+                        told.findings.into_iter().for_each(|finding| self.hear(model, pods, finding, now, jitter));
                     }
                     // A replica of another version; it is counted, and its findings are made here too.
                     Err(error) => {
@@ -209,24 +214,21 @@ impl Teller {
     }
 
     async fn tell(&self, keys: &ModelKeys, findings: Vec<Finding>) {
-        let mut entries: Vec<Vec<Finding>> = Vec::new();
+        let mut entries: Vec<Told> = Vec::new();
         let mut size = usize::MAX;
         for finding in findings {
             size = size.saturating_add(finding.size());
             match entries.last_mut() {
-                Some(last) if size <= ENTRY_BYTES => last.push(finding),
+                Some(last) if size <= ENTRY_BYTES => last.findings.push(finding),
                 _ => {
                     size = finding.size();
-                    entries.push(vec![finding]);
+                    entries.push(Told { replica: self.replica, findings: vec![finding] });
                 }
             }
         }
         for entries in entries.chunks(MAX_ENTRIES) {
-            let count: usize = entries.iter().map(Vec::len).sum();
-            let encoded: Result<Vec<_>, _> = entries
-                .iter()
-                .map(|findings| encode(&Told { replica: self.replica, findings: findings.clone() }))
-                .collect();
+            let count: usize = entries.iter().map(|told| told.findings.len()).sum();
+            let encoded: Result<Vec<_>, _> = entries.iter().map(encode).collect();
             let told = match encoded {
                 Ok(updates) => self.plane.prefix_append(keys, &updates, KEPT, TTL, DEADLINE).await.is_ok(),
                 Err(_) => false,

@@ -1,4 +1,4 @@
-//! What is told once to everybody: batches of observations, and updates of the prefix index.
+//! What is told once to everybody: batches of observations, and findings (prefixes, sessions, pods that fail).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Both grades in real time: four replicas over a real Redis place the requests of a trace on modelled engines.
+//! Both grades in real time: four replicas over a real Redis place requests on modelled engines.
 //!
 //! The engines are those of the staleness study: a prefill pod computes 8,000 tokens/s, first come first served, and 5 ms
 //! per request; a decode pod takes 30 ms per token. What is compared with one replica that sees everything is the time to
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use tandem::knobs::{DecodePolicy, Grade, PdKnobs, PrefillPolicy};
 use tandem::load::Peers;
 use tandem::rng::Rng;
-use tandem::routing::{self, Affinity, Charges, Context, PromptLength, RequestFacts, Splittable, Strategy, Target};
+use tandem::routing::Charges;
 use tandem::state::plane::{ClaimOrder, Claimed, StatePlane};
 use tokio::sync::Mutex;
 
-use super::replicas::{Replica, fleet, leave, pairs};
+use super::replicas::{Replica, fleet, leave, pairs, select};
 use crate::harness::redis::Redis;
 
 const PAIRS: usize = 16;
 
-/// A request of the trace.
+/// A request.
 #[derive(Clone, Copy)]
 struct Arrival {
     at: Duration,
@@ -50,30 +50,11 @@ struct Engines {
 /// Selects, and claims where that is the grade.
 async fn place(replica: &Replica, prompt: u64, seed: u64, knobs: &PdKnobs, shared: bool) -> (String, String, Charges) {
     let model = replica.model("m");
-    let facts = RequestFacts {
-        length: PromptLength::Unknown,
-        hashes: &[],
-        splittable: Splittable::Yes,
-        profile: None,
-        filter: None,
-        affinity: Affinity::default(),
-        prompt_tokens: prompt,
-        prefix_tokens: 0,
-        session_growth: None,
-        avoid: None,
-    };
     for tries in 0..16 {
         let since = model.port.claim_since();
-        let context = Context {
-            now: replica.clock.now(),
-            seed: seed * 17 + tries,
-            max_metric_age: Duration::from_secs(5),
-            prefix: &replica.prefix,
-            peers: if shared && since.is_none() { model.peers.view() } else { Peers::ALONE },
-        };
-        let (decision, charges) =
-            routing::select_and_charge(&model, &facts, Strategy::Pd, knobs, context).expect("a pair");
-        let Target::Pair { prefill, decode } = &decision.target else { panic!("no pair") };
+        let peers = if shared && since.is_none() { model.peers.view() } else { Peers::ALONE };
+        let ([prefill, decode], charges) =
+            select(&model, replica.clock, &replica.prefix, knobs, peers, prompt, seed * 17 + tries);
         let names = (prefill.spec.key.name.to_string(), decode.spec.key.name.to_string());
         let Some(since) = since else { return (names.0, names.1, charges) };
         let pods = vec![Arc::clone(&prefill.state), Arc::clone(&decode.state)];

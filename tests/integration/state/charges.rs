@@ -7,10 +7,10 @@ use futures_util::future::join_all;
 use tandem::knobs::Grade;
 use tandem::load::{DecodeCharge, Peers, PrefillCharge};
 use tandem::rng::Rng;
-use tandem::routing::{self, Affinity, Context, PromptLength, RequestFacts, Splittable, Strategy};
+use tandem::routing::Charges;
 use tandem::state::plane::{ClaimOrder, Claimed, StatePlane};
 
-use super::replicas::{MEET, Replica, fleet, leave, pairs};
+use super::replicas::{MEET, Replica, fleet, leave, pairs, select};
 use crate::harness::eventually;
 use crate::harness::redis::Redis;
 
@@ -86,33 +86,13 @@ async fn work_on_pods_that_are_discovered_later_is_there_when_they_are() {
 }
 
 /// One request: selected and claimed, again if need be. Returns the name of its prefill pod, its guards, and the tries.
-async fn claimed(replica: &Replica, seed: u64) -> (String, routing::Charges, u32) {
+async fn claimed(replica: &Replica, seed: u64) -> (String, Charges, u32) {
     let model = replica.model("m");
     let knobs = tandem::knobs::PdKnobs::default();
-    let facts = RequestFacts {
-        length: PromptLength::Unknown,
-        hashes: &[],
-        splittable: Splittable::Yes,
-        profile: None,
-        filter: None,
-        affinity: Affinity::default(),
-        prompt_tokens: 100,
-        prefix_tokens: 0,
-        session_growth: None,
-        avoid: None,
-    };
     for tries in 1.. {
         let since = model.port.claim_since().expect("claims are made");
-        let context = Context {
-            now: replica.clock.now(),
-            seed: seed + u64::from(tries),
-            max_metric_age: Duration::from_secs(5),
-            prefix: &replica.prefix,
-            peers: Peers::ALONE,
-        };
-        let (decision, charges) =
-            routing::select_and_charge(&model, &facts, Strategy::Pd, &knobs, context).expect("a pair");
-        let routing::Target::Pair { prefill, decode } = &decision.target else { panic!("no pair") };
+        let ([prefill, decode], charges) =
+            select(&model, replica.clock, &replica.prefix, &knobs, Peers::ALONE, 100, seed + u64::from(tries));
         let pods = vec![Arc::clone(&prefill.state), Arc::clone(&decode.state)];
         let order = ClaimOrder { model: Arc::clone(&model.name), pods, since };
         match replica.plane.claim(order).await {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tandem::clock::Clock;
-use tandem::fleet::{Engine, Fleet, Model, PodKey, PodSpec, PodState, Role, Snapshot, build};
-use tandem::knobs::{Ejection, Grade, PlaneKnobs, PrefixKnobs, Tokenizer};
-use tandem::load::{LoadView, Sessions};
+use tandem::fleet::{Engine, Fleet, Model, Pod, PodKey, PodSpec, PodState, Role, Snapshot, build};
+use tandem::knobs::{Ejection, Grade, PdKnobs, PlaneKnobs, PrefixKnobs, Tokenizer};
+use tandem::load::{LoadView, Peers, Sessions};
 use tandem::prefix::PrefixIndex;
+use tandem::routing::{self, Affinity, Charges, Context, PromptLength, RequestFacts, Splittable, Strategy, Target};
 use tandem::state::links::{Listeners, SharedPlane, Surroundings};
 use tandem::state::plane::{ModelStatus, StatePlane};
 use tandem::state::redis::{Plane, RedisConfig};
@@ -155,4 +156,32 @@ pub async fn leave(replicas: Vec<Replica>) {
     for replica in replicas {
         replica.plane.leave().await;
     }
+}
+
+/// Selects and charges a pair of the model for a request of so many prompt tokens.
+pub fn select(
+    model: &Model,
+    clock: Clock,
+    prefix: &PrefixIndex,
+    knobs: &PdKnobs,
+    peers: Peers,
+    prompt_tokens: u64,
+    seed: u64,
+) -> ([Arc<Pod>; 2], Charges) {
+    let facts = RequestFacts {
+        length: PromptLength::Unknown,
+        hashes: &[],
+        splittable: Splittable::Yes,
+        profile: None,
+        filter: None,
+        affinity: Affinity::default(),
+        prompt_tokens,
+        prefix_tokens: 0,
+        session_growth: None,
+        avoid: None,
+    };
+    let context = Context { now: clock.now(), seed, max_metric_age: Duration::from_secs(5), prefix, peers };
+    let (decision, charges) = routing::select_and_charge(model, &facts, Strategy::Pd, knobs, context).expect("a pair");
+    let Target::Pair { prefill, decode } = &decision.target else { panic!("no pair") };
+    ([Arc::clone(prefill), Arc::clone(decode)], charges)
 }

@@ -9,13 +9,13 @@ use tandem::clock::Clock;
 use tandem::fleet::{Model, PodSpec, Snapshot, build};
 use tandem::knobs::PdKnobs;
 use tandem::load::Peers;
-use tandem::prefix::PrefixIndex;
-use tandem::routing::{self, Affinity, Charges, Context, PromptLength, RequestFacts, Splittable, Strategy};
 use tandem::state::plane::{ClaimOrder, Claimed, StatePlane};
 use tokio_util::sync::CancellationToken;
 
-use super::replicas::{Replica, prefix};
+use super::replicas::{Replica, prefix, select};
 
+/// Tokens of a request's prompt.
+const PROMPT: u64 = 100;
 /// How long a request keeps its charges.
 const SERVED: Duration = Duration::from_millis(80);
 
@@ -74,27 +74,6 @@ pub fn slow() -> bool {
     std::env::var_os("TANDEM_SLOW_TESTS").is_some()
 }
 
-fn select(model: &Model, clock: Clock, prefix: &PrefixIndex, peers: Peers, seed: u64) -> (Vec<usize>, Charges) {
-    let facts = RequestFacts {
-        length: PromptLength::Unknown,
-        hashes: &[],
-        splittable: Splittable::Yes,
-        profile: None,
-        filter: None,
-        affinity: Affinity::default(),
-        prompt_tokens: 100,
-        prefix_tokens: 0,
-        session_growth: None,
-        avoid: None,
-    };
-    let context = Context { now: clock.now(), seed, max_metric_age: Duration::from_secs(5), prefix, peers };
-    let (decision, charges) =
-        routing::select_and_charge(model, &facts, Strategy::Pd, &PdKnobs::default(), context).expect("a pair");
-    let routing::Target::Pair { prefill, decode } = &decision.target else { panic!("no pair") };
-    let place = |pod: &tandem::fleet::Pod| model.pods.iter().position(|other| other.spec.key == pod.spec.key);
-    (vec![place(prefill).expect("a pod"), place(decode).expect("a pod")], charges)
-}
-
 /// Requests at the replicas in turn, so many a second in all, until it is told to stop; ends when all have been served.
 pub async fn drive(replicas: &[Replica], model: &str, per_second: u32, stop: &CancellationToken) -> Measured {
     let models: Vec<Arc<Model>> = replicas.iter().map(|replica| replica.model(model)).collect();
@@ -114,10 +93,11 @@ pub async fn drive(replicas: &[Replica], model: &str, per_second: u32, stop: &Ca
         let since = model.port.claim_since();
         let peers = if since.is_some() { Peers::ALONE } else { model.peers.view() };
         let began = Instant::now();
-        let (pods, charges) = select(model, replica.clock, &replica.prefix, peers, request as u64);
+        let (pods, charges) =
+            select(model, replica.clock, &replica.prefix, &PdKnobs::default(), peers, PROMPT, request as u64);
         measured.selected.push(began.elapsed());
         let claim = since.map(|since| {
-            let pods = pods.iter().map(|pod| Arc::clone(&model.pods[*pod].state)).collect();
+            let pods = pods.iter().map(|pod| Arc::clone(&pod.state)).collect();
             replica.plane.claim(ClaimOrder { model: Arc::clone(&model.name), pods, since })
         });
         served.push(async move {
@@ -149,7 +129,7 @@ pub fn alone(specs: &[PodSpec], selections: usize) -> Measured {
     let mut measured = Measured::default();
     for seed in 0..selections {
         let began = Instant::now();
-        let (_, charges) = select(model, clock, &prefix, Peers::ALONE, seed as u64);
+        let (_, charges) = select(model, clock, &prefix, &PdKnobs::default(), Peers::ALONE, PROMPT, seed as u64);
         measured.selected.push(began.elapsed());
         open.push_back(charges);
         if open.len() > 24 {
