@@ -309,7 +309,8 @@ async fn decisions_are_shown_with_their_numbers() {
     let (_, brief) = get_json(&state, "/debug/decisions?brief=true").await;
     assert_eq!((&brief["decisions"][0]["scores"], brief["decisions"][0].get("prefill_pods")), (&shown["scores"], None));
     state.journal.push(Arc::new(record(Err(RoutingError::NoPods))));
-    for (query, count) in [("limit=1", 1), ("limit=0", 0), ("limit=9", 2), ("request_id=r-1", 2), ("request_id=r-2", 0)] {
+    for (query, count) in [("limit=1", 1), ("limit=0", 0), ("limit=9", 2), ("request_id=r-1", 2), ("request_id=r-2", 0)]
+    {
         let (_, page) = get_json(&state, &format!("/debug/decisions?{query}")).await;
         assert_eq!(page["decisions"].as_array().unwrap().len(), count, "{query}");
     }

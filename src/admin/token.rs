@@ -76,7 +76,8 @@ mod tests {
             assert_eq!(knows(&headers, "hunter2"), known, "{header}");
         }
         assert!(!knows(&HeaderMap::new(), "hunter2"));
-        let twisted = HeaderMap::from_iter([(AUTHORIZATION, axum::http::HeaderValue::from_bytes(b"Bearer \xff").unwrap())]);
+        let twisted =
+            HeaderMap::from_iter([(AUTHORIZATION, axum::http::HeaderValue::from_bytes(b"Bearer \xff").unwrap())]);
         assert!(!knows(&twisted, "hunter2"));
     }
 }

@@ -5,8 +5,10 @@ const BEAT_MS = 2000;
 const DECISIONS = 40;
 // More pods than this, and each becomes a small square.
 const DENSE_FROM = 60;
+// More bands than this are folded.
+const BANDS_FROM = 12;
 
-const view = { fleet: null, chosen: null, open: null, filter: "", paused: false, at: 0 };
+const view = { fleet: null, decisions: null, chosen: null, open: null, openRow: null, pressed: false, filter: "", paused: false, at: 0, bandsOpen: new Set() };
 const byId = (id) => document.getElementById(id);
 
 function make(tag, classes, ...children) {
@@ -42,6 +44,11 @@ function state(pod) {
 }
 
 const shortName = (name) => name.slice(name.indexOf("/") + 1);
+// Inside its roleset, a pod needs no longer say the roleset's name.
+function nameWithin(pod) {
+  const name = shortName(pod.name);
+  return pod.roleset && name.startsWith(`${pod.roleset}-`) ? name.slice(pod.roleset.length + 1) : name;
+}
 
 function matches(pod) {
   const words = view.filter.toLowerCase().split(/\s+/).filter(Boolean);
@@ -61,7 +68,7 @@ function tile(pod, most, dense) {
   const extra = [];
   if (typeof pod.signals.kv_usage === "number") extra.push(`KV ${percent(pod.signals.kv_usage)}`);
   if (pod.signals.waiting) extra.push(`${show(pod.signals.waiting)} waiting`);
-  node.append(fill, make("span", "name", shortName(pod.name)), make("span", "load", show(all)),
+  node.append(fill, make("span", "name", nameWithin(pod)), make("span", "load", show(all)),
     make("span", "more", extra.join(" · ")));
   if (!dense && typeof pod.signals.kv_usage === "number") {
     const kv = make("span", "kv");
@@ -91,9 +98,16 @@ function roleFact(role, title, pods) {
     make("span", "", `${title}, `), make("b", "", show(total)), make("span", "dim", `in flight${spread}`));
 }
 
-function bandPlan(plan) {
-  const box = make("div", "bands", make("div", "dim", "Bands of prompt lengths" +
-    (plan.profile ? `, profile ${plan.profile}` : "") + `, even in ${plan.mode === "rps" ? "requests" : "tokens"}`));
+function bandPlan(model, plan) {
+  const title = "Bands of prompt lengths" + (plan.profile ? `, profile ${plan.profile}` : "") +
+    `, even in ${plan.mode === "rps" ? "requests" : "tokens"}`;
+  const folded = plan.bands.length > BANDS_FROM;
+  const box = make(folded ? "details" : "div", "bands", make(folded ? "summary" : "div", "dim", title));
+  if (folded) {
+    const key = `${model} ${plan.profile}`;
+    box.open = view.bandsOpen.has(key);
+    box.addEventListener("toggle", () => view.bandsOpen[box.open ? "add" : "delete"](key));
+  }
   const ends = plan.bands.map((band) => band.max === null ? 0 : band.max);
   const longest = Math.max(2, ...ends, ...plan.bands.map((band) => band.min)) * 2;
   const place = (length) => 100 * Math.log2(1 + Math.min(length, longest)) / Math.log2(1 + longest);
@@ -153,7 +167,7 @@ function drawModel(name, model, dense) {
     make("span", "dim", `${model.routable_pods} of ${model.pods.length} pods routable, ${model.rolesets.length} rolesets` +
       (model.locked_strategy ? `, locked to ${model.locked_strategy}` : ""))), facts, sets);
   if (!names.length) section.append(make("p", "dim", model.pods.length ? "No pod matches." : "No pods."));
-  for (const plan of model.bands) section.append(bandPlan(plan));
+  for (const plan of model.bands) section.append(bandPlan(name, plan));
   for (const pair of model.failing_pairs) {
     const out = pair.health.ejected_for_s;
     section.append(make("p", "dim", `Pair ${pair.prefill} and ${pair.decode}: ${pair.health.consecutive_failures} failures in a row` +
@@ -247,7 +261,7 @@ function candidates(title, pods) {
   return make("div", "", make("b", "", title + rest), make("table", "", make("thead", "", head), body));
 }
 
-async function opened(id, row) {
+async function fill(id, row) {
   const found = await ask(`/debug/decisions?limit=4&request_id=${encodeURIComponent(id)}`);
   const cell = make("td");
   cell.colSpan = 7;
@@ -258,7 +272,18 @@ async function opened(id, row) {
   row.replaceChildren(cell);
 }
 
-function drawDecisions(page) {
+// The row below an open decision is made once: it would flicker if it were made anew at every beat.
+function openRow(id) {
+  if (view.openRow === null || view.openRow.id !== id) {
+    view.openRow = { id, row: make("tr", "more") };
+    fill(id, view.openRow.row).catch(failed);
+  }
+  return view.openRow.row;
+}
+
+function drawDecisions() {
+  const page = view.decisions;
+  if (!page) return;
   byId("decisions-note").textContent = page.decisions.length ? `of this replica, the last ${page.decisions.length}` : "none yet";
   const rows = [];
   for (const decision of page.decisions) {
@@ -272,13 +297,9 @@ function drawDecisions(page) {
       make("td", "", by), make("td", "where", where), make("td", "", why(decision)),
       make("td", "number", prompt(decision.prompt_length)));
     row.title = decision.request_id;
-    row.addEventListener("click", () => { view.open = view.open === decision.request_id ? null : decision.request_id; refresh(); });
+    row.addEventListener("click", () => { view.open = view.open === decision.request_id ? null : decision.request_id; drawDecisions(); });
     rows.push(row);
-    if (view.open === decision.request_id) {
-      const more = make("tr", "more");
-      rows.push(more);
-      opened(decision.request_id, more).catch(failed);
-    }
+    if (view.open === decision.request_id) rows.push(openRow(decision.request_id));
   }
   byId("decision-rows").replaceChildren(...rows);
 }
@@ -313,7 +334,7 @@ function drawChips(fleet, plane) {
     chips.push(plane.connected ? chip("good", `Redis: ${members} replicas, view ${span(age)} old`) : chip("bad", "Redis: no connection"));
   } else chips.push(chip("", "alone: no Redis"));
   const troubles = fleet.problems.length + fleet.config.errors + fleet.config.warnings.length;
-  if (troubles) chips.push(chip("warn", `${troubles} configuration problems`));
+  if (troubles) chips.push(chip("warn", troubles === 1 ? "1 configuration problem" : `${troubles} configuration problems`));
   chips.push(chip("", `snapshot ${fleet.snapshot_version}`));
   byId("chips").replaceChildren(...chips);
 }
@@ -356,17 +377,26 @@ function failed(error) {
   line.textContent = `This replica does not answer: ${error.message}. What you see is from before.`;
 }
 
+// A click is lost when what it began on is replaced before it ends.
+function released() {
+  if (!view.pressed) return Promise.resolve();
+  return new Promise((resolve) => ["pointerup", "pointercancel"].forEach((kind) =>
+    addEventListener(kind, () => setTimeout(resolve, 0), { once: true })));
+}
+
 async function refresh() {
   try {
     const [fleet, decisions, plane] = await Promise.all([ask("/debug/fleet?format=json"),
       ask(`/debug/decisions?brief=true&limit=${DECISIONS}`), ask("/debug/state")]);
+    await released();
     view.fleet = fleet;
+    view.decisions = decisions;
     view.at = Date.now();
     document.title = `${fleet.replica}: fleet`;
     byId("trouble").hidden = true;
     drawChips(fleet, plane);
     draw();
-    drawDecisions(decisions);
+    drawDecisions();
     drawPlane(plane);
     drawConfiguration(fleet);
   } catch (error) {
@@ -384,6 +414,9 @@ byId("pause").addEventListener("click", (event) => {
   event.target.setAttribute("aria-pressed", `${view.paused}`);
   event.target.textContent = view.paused ? "Go on" : "Pause";
 });
+for (const [kind, pressed] of [["pointerdown", true], ["pointerup", false], ["pointercancel", false]]) {
+  addEventListener(kind, () => { view.pressed = pressed; });
+}
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") { view.chosen = null; draw(); } });
 
 // One question at a time: the next one is asked a beat after the last was answered.
