@@ -22,6 +22,11 @@ const POD_GROUP_INDEX: &str = "stormservice.orchestration.aibrix.ai/pod-group-in
 const REPLICA_INDEX: &str = "stormservice.orchestration.aibrix.ai/role-replica-index";
 const RAY_NODE_TYPE: &str = "ray.io/node-type";
 
+/// Annotations of this prefix name further models that a pod serves (reference section 3.1).
+const MODEL_CLAIM_PREFIX: &str = "modelclaim.aibrix.ai/";
+/// Labels kept of one pod beyond those that the gateway itself reads.
+const MAX_LABELS: usize = 256;
+
 const DEFAULT_PORT: u16 = 8000;
 const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 
@@ -77,10 +82,70 @@ impl Manifest {
         (of(|metadata| metadata.namespace.as_deref()), of(|metadata| metadata.name.as_deref()))
     }
 
+    /// It names a model: by label, by annotation, or by a model claim.
+    pub(super) fn concerns_routing(&self) -> bool {
+        let Some(metadata) = &self.metadata else { return false };
+        let labels = metadata.labels.iter().flatten();
+        let annotations = metadata.annotations.iter().flatten();
+        labels.map(|(name, _)| name).any(|name| name == MODEL_NAME)
+            || annotations.map(|(name, _)| name).any(|name| name == MODEL_NAME || name.starts_with(MODEL_CLAIM_PREFIX))
+    }
+
+    /// The same pod without what [`PodReader::read`] does not look at, so that what is kept of it is bounded: other
+    /// annotations, conditions other than Ready, restart counts one by one, and labels beyond a generous number.
+    pub(super) fn reduced(mut self) -> Manifest {
+        self.items = None;
+        if let Some(metadata) = &mut self.metadata {
+            if let Some(annotations) = &mut metadata.annotations {
+                let read = [MODEL_NAME, ENGINE, BOOTSTRAP_PORT, MODEL_CONFIG];
+                annotations.retain(|name, _| read.contains(&name.as_str()) || name.starts_with(MODEL_CLAIM_PREFIX));
+            }
+            if let Some(labels) = &mut metadata.labels
+                && labels.len() > MAX_LABELS
+            {
+                let mut room = MAX_LABELS;
+                labels.retain(|name, _| {
+                    let stays = room > 0 || is_read(name);
+                    room = room.saturating_sub(1);
+                    stays
+                });
+            }
+            metadata.deletion_timestamp = metadata.deletion_timestamp.take().map(|_| String::new());
+        }
+        if let Some(status) = &mut self.status {
+            let restart_count = status.restarts();
+            status.container_statuses = (restart_count > 0).then(|| vec![ContainerStatus { restart_count }]);
+            if let Some(conditions) = &mut status.conditions {
+                // Without Ready among them they still say that the pod is not ready.
+                conditions.sort_by_key(|condition| condition.r#type.as_deref() != Some("Ready"));
+                conditions.truncate(1);
+                conditions.shrink_to_fit();
+            }
+        }
+        self
+    }
+
     /// Has a `status.podIP`.
     pub(super) fn has_address(&self) -> bool {
         self.status.as_ref().and_then(|status| status.pod_ip.as_deref()).is_some_and(|ip| !ip.is_empty())
     }
+}
+
+/// A label that [`PodReader::read`] looks at.
+fn is_read(label: &str) -> bool {
+    [
+        MODEL_NAME,
+        MODEL_PORT,
+        METRIC_PORT,
+        ENGINE,
+        KV_CONNECTOR,
+        ROLESET,
+        ROLE,
+        POD_GROUP_INDEX,
+        REPLICA_INDEX,
+        RAY_NODE_TYPE,
+    ]
+    .contains(&label)
 }
 
 /// A document that cannot be read.

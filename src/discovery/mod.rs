@@ -5,6 +5,7 @@
 
 mod builder;
 mod files;
+pub mod kubernetes;
 mod manifest;
 mod standalone;
 
