@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 pub use ready::Readiness;
 
 use crate::clock::{Clock, Tick};
+use crate::discovery::kubernetes::Cluster;
 use crate::fleet::{Fleet, Role, Snapshot};
 use crate::knobs::Report;
 use crate::load::TokenLoad;
@@ -60,6 +61,8 @@ pub struct AdminState {
     pub max_metric_age: Duration,
     /// What this replica shares with others.
     pub plane: Arc<dyn StatePlane>,
+    /// The Kubernetes cluster, where pods come from one.
+    pub cluster: Option<Arc<Cluster>>,
     /// Called before each exposition.
     pub before_metrics: BeforeMetrics,
 }

@@ -79,6 +79,7 @@ fn state() -> AdminState {
         report: Arc::new(Report::default()),
         clock: Clock::system(),
         max_metric_age: Duration::from_secs(3),
+        cluster: None,
         before_metrics: Arc::new(|_| ()),
     }
 }
