@@ -43,24 +43,18 @@ impl Sources {
         background: &TaskTracker,
         stop: &CancellationToken,
     ) -> Result<Option<Arc<Cluster>>> {
-        let Sources { builder, knobs, .. } = &self;
+        let Sources { builder, knobs, metrics, clock, seed } = self;
         match source {
             Source::Kubernetes(kubeconfig) => {
                 let pace = Pace { stall: knobs.kubernetes.stall, relist: knobs.kubernetes.relist, ..Pace::default() };
-                let around = Around {
-                    builder: Arc::clone(builder),
-                    base: Arc::clone(&knobs.pd),
-                    metrics: self.metrics,
-                    clock: self.clock,
-                    seed: self.seed,
-                };
+                let around = Around { builder, base: Arc::clone(&knobs.pd), metrics, clock, seed };
                 let kubeconfig = kubeconfig.as_deref();
                 let cluster = Cluster::start(kubeconfig, &knobs.kubernetes, pace, around, background, stop).await?;
                 return Ok(Some(Arc::new(cluster)));
             }
             Source::Pods(path) => {
                 let files = PodFiles::new(path.clone(), Arc::clone(&knobs.pd));
-                discovery::watch_files(files, Arc::clone(builder), POLL_INTERVAL, background, stop.clone()).await;
+                discovery::watch_files(files, builder, POLL_INTERVAL, background, stop.clone()).await;
             }
             Source::Standalone(path) => {
                 builder.apply(discovery::load_endpoints(path)?);
