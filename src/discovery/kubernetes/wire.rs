@@ -62,7 +62,7 @@ impl std::fmt::Display for Refusal {
         if !self.reason.is_empty() {
             write!(f, " {}", self.reason)?;
         }
-        if self.message.is_empty() { Ok(()) } else { write!(f, ": {}", self.message) }
+        if self.message.is_empty() || self.message == self.reason { Ok(()) } else { write!(f, ": {}", self.message) }
     }
 }
 

@@ -201,6 +201,11 @@ impl KubeApi {
         });
     }
 
+    /// How they behave now.
+    pub fn mood_of(&self, plural: &str) -> Mood {
+        self.lock().moods.get(plural).copied().unwrap_or_default()
+    }
+
     /// Refuses a verb on a kind with this status, in one namespace or (`None`) wherever it is asked for.
     pub fn refuse(&self, verb: &'static str, plural: &str, namespace: Option<&str>, status: u16) {
         self.tell(|inner| inner.refused.push((verb, plural.to_owned(), namespace.map(str::to_owned), status)));

@@ -1,15 +1,12 @@
 //! What the gateway may not do, and how it says so.
 
-use std::time::Duration;
-
-use tandem::discovery::kubernetes::Pace;
 use tandem::knobs::KubernetesKnobs;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::{Scene, pod, quick, routable};
 use crate::harness::http::base;
-use crate::harness::kube_api::{KubeApi, Mood};
+use crate::harness::kube_api::KubeApi;
 use crate::harness::processor::closed_port;
 use crate::harness::tandem::{Tandem, TandemOptions};
 use crate::harness::{SOON, eventually, within};
@@ -178,7 +175,7 @@ async fn r90_what_keeps_the_api_server_away_is_told() {
 /// Credentials that expire while it serves: it serves on, and is back when they are.
 #[tokio::test(flavor = "multi_thread")]
 async fn r90_credentials_that_expire_leave_the_fleet_as_it_was() {
-    let scene = Scene::with(&[pod("a", 1)], Pace { worked: Duration::from_millis(200), ..quick() }).await;
+    let scene = Scene::with(&[pod("a", 1)], quick()).await;
     scene.api.lock_out(true);
     scene.api.end_watches("pods", false);
     scene.api.put("pods", pod("b", 2).manifest());
@@ -191,5 +188,4 @@ async fn r90_credentials_that_expire_leave_the_fleet_as_it_was() {
     scene.api.lock_out(false);
     scene.shows("afterwards", |fleet| routable(fleet).len() == 2).await;
     scene.says("nothing to note", |_, notes| notes.is_empty()).await;
-    scene.api.mood("pods", Mood::Well);
 }
