@@ -428,7 +428,8 @@ async fn discover(
                     .chain(readings.iter().flat_map(|read| read.problems.iter().chain(&read.config_problems).cloned()))
                     .collect(),
             );
-            builder.apply(readings.into_iter().filter_map(|read| read.spec).collect());
+            let specs = readings.into_iter().flat_map(|read| read.spec.into_iter().chain(read.claims)).collect();
+            builder.apply_all(specs, documents.adapters);
         }
     }
     Ok(())

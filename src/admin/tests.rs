@@ -38,6 +38,8 @@ fn pod(name: &str, role: Role) -> Arc<Pod> {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
     };
     let labels = PodLabels { namespace: "ns".into(), pod: name.into(), model: "llama".into(), ..PodLabels::default() };
     let address = spec.address().into();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::fleet::{Engine, ModelConfig, PodKey, PodSpec, Role};
+use super::claims::{self, MODEL_CLAIM_PREFIX};
+use crate::fleet::{AdapterSpec, Engine, ModelConfig, PodKey, PodSpec, Role};
 use crate::knobs::{KvConnector, PdKnobs};
 
 const MODEL_NAME: &str = "model.aibrix.ai/name";
@@ -22,10 +23,10 @@ const POD_GROUP_INDEX: &str = "stormservice.orchestration.aibrix.ai/pod-group-in
 const REPLICA_INDEX: &str = "stormservice.orchestration.aibrix.ai/role-replica-index";
 const RAY_NODE_TYPE: &str = "ray.io/node-type";
 
-/// Annotations of this prefix name further models that a pod serves (reference section 3.1).
-const MODEL_CLAIM_PREFIX: &str = "modelclaim.aibrix.ai/";
 /// Labels kept of one pod beyond those that the gateway itself reads.
 const MAX_LABELS: usize = 256;
+
+const ADAPTER: &str = "ModelAdapter";
 
 const DEFAULT_PORT: u16 = 8000;
 const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
@@ -59,6 +60,8 @@ struct Status {
     pod_ip: Option<String>,
     conditions: Option<Vec<Condition>>,
     container_statuses: Option<Vec<ContainerStatus>>,
+    /// Of an adapter.
+    instances: Option<Vec<String>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -165,6 +168,8 @@ pub struct ManifestError {
 pub struct Documents {
     /// Pod objects in the order of the text.
     pub pods: Vec<Manifest>,
+    /// LoRA adapters (documents of kind `ModelAdapter`).
+    pub adapters: Vec<AdapterSpec>,
     /// Broken documents.
     pub broken: Vec<ManifestError>,
     /// Documents of another kind, as sentences.
@@ -240,18 +245,38 @@ fn yaml_options() -> serde_saphyr::Options {
 fn take(manifest: Manifest, document: usize, documents: &mut Documents) {
     match manifest.kind.as_deref() {
         Some("List" | "PodList") => {
-            for item in manifest.items.unwrap_or_default() {
-                // The items of a typed list have no kind of their own.
-                if matches!(item.kind.as_deref(), None | Some("Pod")) {
-                    take_pod(item, document, documents);
-                } else {
-                    foreign(&item, document, documents);
-                }
-            }
+            manifest.items.into_iter().flatten().for_each(|item| take_item(item, "Pod", document, documents));
         }
-        None | Some("Pod") => take_pod(manifest, document, documents),
-        Some(_) => foreign(&manifest, document, documents),
+        Some("ModelAdapterList") => {
+            manifest.items.into_iter().flatten().for_each(|item| take_item(item, ADAPTER, document, documents));
+        }
+        _ => take_item(manifest, "Pod", document, documents),
     }
+}
+
+/// Takes one object. The items of a typed list have no kind of their own.
+fn take_item(item: Manifest, kind: &str, document: usize, documents: &mut Documents) {
+    match item.kind.as_deref().unwrap_or(kind) {
+        "Pod" => take_pod(item, document, documents),
+        ADAPTER => take_adapter(item, document, documents),
+        _ => foreign(&item, document, documents),
+    }
+}
+
+fn take_adapter(manifest: Manifest, document: usize, documents: &mut Documents) {
+    let metadata = manifest.metadata.unwrap_or_default();
+    let Some(name) = metadata.name.filter(|name| !name.is_empty()) else {
+        let text = "metadata.name is missing".to_owned();
+        documents.broken.push(ManifestError { document, pod: None, text });
+        return;
+    };
+    let namespace = metadata.namespace.filter(|namespace| !namespace.trim().is_empty());
+    let instances = manifest.status.and_then(|status| status.instances).unwrap_or_default();
+    documents.adapters.push(AdapterSpec {
+        namespace: namespace.map_or_else(|| Arc::from("default"), Arc::from),
+        name: Arc::from(name),
+        instances: instances.into_iter().map(Arc::from).collect(),
+    });
 }
 
 fn take_pod(manifest: Manifest, document: usize, documents: &mut Documents) {
@@ -266,7 +291,9 @@ fn take_pod(manifest: Manifest, document: usize, documents: &mut Documents) {
 
 fn foreign(manifest: &Manifest, document: usize, documents: &mut Documents) {
     let kind = manifest.kind.as_deref().unwrap_or_default();
-    documents.foreign.push(format!("document {document} is of kind {kind:?}, not Pod; it is ignored"));
+    documents
+        .foreign
+        .push(format!("document {document} is of kind {kind:?}, neither Pod nor ModelAdapter; it is ignored"));
 }
 
 /// The pod's name in a document whose types are wrong, or else the first thing that looks like `name:` in it.
@@ -298,8 +325,10 @@ fn name_of_broken(piece: &str) -> Option<String> {
 /// A pod as read: the spec, unless the pod is none of the gateway's business, and what is odd about it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading {
-    /// `None`: no model name, or a Ray worker.
+    /// Its own engine. `None`: no model name, or a Ray worker.
     pub spec: Option<PodSpec>,
+    /// The engines of its model claims.
+    pub claims: Vec<PodSpec>,
     /// One sentence for each label or annotation that could not be used.
     pub problems: Vec<String>,
     /// One for each thing that is wrong with the configuration and that no other pod of this pass has told already.
@@ -327,8 +356,8 @@ impl PodReader {
 
     /// Forgets the configurations of pods that are no longer among `specs`. Call it after each pass over all pods.
     pub fn retain(&mut self, specs: &[PodSpec]) {
-        let alive: std::collections::HashSet<_> = specs.iter().map(|spec| (&spec.key, &spec.uid)).collect();
-        self.last_good.retain(|(key, uid), _| alive.contains(&(key, uid)));
+        let alive: std::collections::HashSet<_> = specs.iter().map(claims::owner).collect();
+        self.last_good.retain(|pod, _| alive.contains(pod));
         self.parsed.clear();
         self.wrong.retain(|_, (_, told)| std::mem::take(told));
     }
@@ -343,8 +372,9 @@ impl PodReader {
         let annotation = |name: &str| annotations.get(name).and_then(Option::as_deref);
         let non_empty = |text: &&str| !text.trim().is_empty();
         let model = label(MODEL_NAME).filter(non_empty).or_else(|| annotation(MODEL_NAME).filter(non_empty));
-        let (Some(model), Some(name)) = (model, metadata.name.as_deref()) else { return Reading::default() };
-        if label(RAY_NODE_TYPE) == Some("worker") {
+        let Some(name) = metadata.name.as_deref() else { return Reading::default() };
+        let (claimed, unusable) = claims::read(annotations);
+        if (model.is_none() && claimed.is_empty() && unusable.is_empty()) || label(RAY_NODE_TYPE) == Some("worker") {
             return Reading::default();
         }
         let namespace = metadata.namespace.as_deref().filter(non_empty).unwrap_or("default");
@@ -354,6 +384,10 @@ impl PodReader {
             None => Arc::from(key.to_string()),
         };
         let mut problems = Problems { pod: key.to_string(), list: Vec::new() };
+        unusable.iter().for_each(|text| problems.add(format_args!("{text}")));
+        if model.is_none() && claimed.is_empty() {
+            return Reading { problems: problems.list, ..Reading::default() };
+        }
 
         let port = problems.port(MODEL_PORT, label(MODEL_PORT), DEFAULT_PORT);
         let metric_port = problems.port(METRIC_PORT, label(METRIC_PORT), port);
@@ -372,10 +406,10 @@ impl PodReader {
             .iter()
             .filter_map(|(name, value)| Some((name.clone(), value.clone()?)))
             .collect::<BTreeMap<_, _>>();
-        let spec = PodSpec {
+        let mut spec = PodSpec {
             uid,
             restarts: status.map_or(0, Status::restarts),
-            model: Arc::from(model.trim()),
+            model: Arc::from(model.unwrap_or_default().trim()),
             host,
             port,
             metric_port,
@@ -390,9 +424,12 @@ impl PodReader {
             terminating: metadata.deletion_timestamp.is_some() || status.is_some_and(Status::finished),
             labels: Arc::new(labels),
             config,
+            also: Vec::new(),
+            claim: None,
             key,
         };
-        Reading { spec: Some(spec), problems: problems.list, config_problems }
+        let claims = claims::expand(&mut spec, model.is_some(), claimed);
+        Reading { spec: model.is_some().then_some(spec), claims, problems: problems.list, config_problems }
     }
 
     fn config(

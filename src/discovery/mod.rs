@@ -4,10 +4,12 @@
 //! snapshot that requests read. Parsing is pure; the watcher is the only task here.
 
 mod builder;
+mod claims;
 mod files;
 pub mod kubernetes;
 mod manifest;
 mod standalone;
+mod translate;
 
 #[cfg(test)]
 mod tests;
@@ -16,3 +18,4 @@ pub use builder::{Applied, Departed, DepartedListener, FleetBuilder, ProblemList
 pub use files::{Found, POLL_INTERVAL, PodFiles, watch_files};
 pub use manifest::{Documents, Manifest, ManifestError, PodReader, Reading, read_documents};
 pub use standalone::{EndpointsError, load_endpoints, parse_endpoints};
+pub use translate::route_table;

@@ -56,6 +56,8 @@ fn spec(name: &str, role: Role, roleset: Option<&str>) -> PodSpec {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
     }
 }
 

@@ -42,6 +42,8 @@ fn spec(model: &str, roleset: usize, role: Role) -> PodSpec {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
     }
 }
 
