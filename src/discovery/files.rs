@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::FleetBuilder;
-use super::manifest::{Documents, Manifest, PodReader, read_documents};
+use super::documents::{Documents, read_documents};
+use super::manifest::{Manifest, PodReader};
 use crate::fleet::{AdapterSpec, PodKey, PodSpec};
 use crate::knobs::PdKnobs;
 

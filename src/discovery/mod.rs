@@ -5,6 +5,7 @@
 
 mod builder;
 mod claims;
+mod documents;
 mod files;
 pub mod kubernetes;
 mod manifest;
@@ -15,7 +16,8 @@ mod translate;
 mod tests;
 
 pub use builder::{Applied, Departed, DepartedListener, FleetBuilder, ProblemList};
+pub use documents::{Documents, ManifestError, read_documents};
 pub use files::{Found, POLL_INTERVAL, PodFiles, watch_files};
-pub use manifest::{Documents, Manifest, ManifestError, PodReader, Reading, read_documents};
+pub use manifest::{Manifest, PodReader, Reading};
 pub use standalone::{EndpointsError, load_endpoints, parse_endpoints};
 pub use translate::route_table;

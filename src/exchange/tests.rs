@@ -7,6 +7,7 @@ mod effects;
 mod handoff;
 mod legs;
 mod limits;
+mod models;
 mod orders;
 mod profiles;
 mod shared_limits;

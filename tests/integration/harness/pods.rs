@@ -32,6 +32,17 @@ impl PodManifest {
         PodManifest { name: name.to_owned(), manifest }
     }
 
+    /// A LoRA adapter on these pods: not a pod, but it lives in the same files.
+    pub fn adapter(name: &str, instances: &[&str]) -> PodManifest {
+        let manifest = json!({
+            "apiVersion": "model.aibrix.ai/v1alpha1",
+            "kind": "ModelAdapter",
+            "metadata": {"name": name, "namespace": "default"},
+            "status": {"phase": "Running", "instances": instances},
+        });
+        PodManifest { name: name.to_owned(), manifest }
+    }
+
     /// Where it serves, by what the manifest says.
     pub fn address(&self) -> SocketAddr {
         let ip = self.manifest["status"]["podIP"].as_str().expect("an address").parse().expect("an address");
