@@ -32,7 +32,7 @@ impl Readiness {
 /// which is more than the proxy in front of it could.
 pub(super) async fn readyz(State(state): State<AdminState>) -> (StatusCode, Json<Value>) {
     let snapshot = state.fleet.load();
-    let routable: usize = snapshot.models.values().map(|model| model.routable.len()).sum();
+    let routable: usize = snapshot.homes().map(|model| model.routable.len()).sum();
     let draining = state.readiness.is_draining();
     let mut reasons = Vec::new();
     if draining {

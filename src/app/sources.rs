@@ -71,7 +71,8 @@ impl Sources {
                         )
                         .collect(),
                 );
-                builder.apply(readings.into_iter().filter_map(|read| read.spec).collect());
+                let specs = readings.into_iter().flat_map(|read| read.spec.into_iter().chain(read.claims)).collect();
+                builder.apply_all(specs, documents.adapters);
             }
         }
         Ok(None)

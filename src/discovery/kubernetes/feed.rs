@@ -140,7 +140,7 @@ impl<T: Watched> Feed<T> {
                             "the API server does not know the resource; going on without"
                         );
                     }
-                    self.store.replace(self.scope, Objects::new());
+                    self.store.forget(self.scope);
                     self.pace.absent.mul_f64(0.75 + self.rng.unit() / 2.0)
                 }
                 Err(error) => {

@@ -36,13 +36,10 @@ use pods::Pods;
 
 use super::{FleetBuilder, PodReader};
 use crate::clock::{Clock, Tick};
-use crate::fleet::Selector;
+use crate::fleet::{ROUTE_NAMESPACE, Selector};
 use crate::knobs::{KubernetesKnobs, PdKnobs};
 use crate::rng::Rng;
 use crate::telemetry::{KubernetesGauge, Metrics};
-
-/// Where the reference gateway's controller puts the routes that it makes (its section 1.5, step 8).
-pub const ROUTE_NAMESPACE: &str = "aibrix-system";
 
 /// What the tasks need around them.
 #[derive(Clone)]
@@ -117,6 +114,7 @@ impl Cluster {
         let building = Pods {
             pods: Arc::clone(&cluster.pods),
             adapters: Arc::clone(&cluster.adapters),
+            routes: Arc::clone(&cluster.routes),
             builder: around.builder,
             reader: PodReader::new(around.base),
             gather: pace.gather,

@@ -7,9 +7,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::store::Store;
-use super::{AdapterObject, PodObject};
+use super::{AdapterObject, PodObject, RouteObject};
 use crate::clock::Clock;
-use crate::discovery::{FleetBuilder, PodReader};
+use crate::discovery::{FleetBuilder, PodReader, route_table};
+use crate::fleet::{AdapterSpec, RouteTable};
 
 /// Building may take this part of one core, so that churn in a big cluster leaves room for requests.
 const SHARE_OF_A_CORE: f64 = 0.2;
@@ -20,6 +21,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 pub(super) struct Pods {
     pub(super) pods: Arc<Store<PodObject>>,
     pub(super) adapters: Arc<Store<AdapterObject>>,
+    pub(super) routes: Arc<Store<RouteObject>>,
     pub(super) builder: Arc<FleetBuilder>,
     pub(super) reader: PodReader,
     pub(super) gather: Duration,
@@ -31,10 +33,12 @@ impl Pods {
     /// Builds until `stop`. Begins when every scope of pods was listed, and it is known whether there are adapters.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let (mut pods, mut adapters) = (self.pods.subscribe(), self.adapters.subscribe());
+        let mut routes = self.routes.subscribe();
         loop {
             // What is read after this is at least as new as what is marked as seen here.
             pods.mark_unchanged();
             adapters.mark_unchanged();
+            routes.mark_unchanged();
             let began = self.clock.now();
             let Some(same) = self.build().await else { return };
             self = same;
@@ -48,6 +52,7 @@ impl Pods {
                 tokio::select! {
                     changed = pods.changed() => changed.is_ok(),
                     changed = adapters.changed() => changed.is_ok(),
+                    changed = routes.changed() => changed.is_ok(),
                 }
             };
             tokio::select! {
@@ -74,16 +79,19 @@ impl Pods {
     }
 
     fn apply(&mut self) {
-        let (Some(pods), Some(_adapters)) = (self.pods.all(), self.adapters.available()) else { return };
+        let routes = self.routes.all();
+        self.builder.set_routes(routes.map_or(RouteTable::Absent, |all| route_table(all.iter().map(|route| &**route))));
+        let (Some(pods), Some(adapters)) = (self.pods.all(), self.adapters.available()) else { return };
         let (mut specs, mut problems) = (Vec::with_capacity(pods.len()), Vec::new());
         for pod in &pods {
             let reading = self.reader.read(&pod.0);
             problems.extend(reading.problems);
             problems.extend(reading.config_problems);
             specs.extend(reading.spec);
+            specs.extend(reading.claims);
         }
         self.reader.retain(&specs);
         self.builder.set_problems(problems);
-        self.builder.apply(specs);
+        self.builder.apply_all(specs, adapters.iter().map(|adapter| AdapterSpec::from(&**adapter)).collect());
     }
 }

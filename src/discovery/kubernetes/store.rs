@@ -14,7 +14,7 @@ use super::wire::{Entry, ObjectKey, Objects};
 enum Scope<T> {
     /// Not asked yet.
     Waiting,
-    /// It could not be listed; it never was before.
+    /// It could not be listed and never was before, or the API server does not know the kind.
     Unavailable,
     /// As last seen.
     Known(Objects<T>),
@@ -97,6 +97,11 @@ impl<T: PartialEq> Store<T> {
             }
             waiting
         });
+    }
+
+    /// The API server does not know the kind (any more): nothing is known of it.
+    pub(super) fn forget(&self, scope: usize) {
+        self.change(scope, |known| !matches!(std::mem::replace(known, Scope::Unavailable), Scope::Unavailable));
     }
 
     /// An object is there.

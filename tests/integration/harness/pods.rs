@@ -35,6 +35,17 @@ impl PodManifest {
         PodManifest { name: name.to_owned(), manifest }
     }
 
+    /// A LoRA adapter on these pods: not a pod, but it lives in the same files.
+    pub fn adapter(name: &str, instances: &[&str]) -> PodManifest {
+        let manifest = json!({
+            "apiVersion": "model.aibrix.ai/v1alpha1",
+            "kind": "ModelAdapter",
+            "metadata": {"name": name, "namespace": "default"},
+            "status": {"phase": "Running", "instances": instances},
+        });
+        PodManifest { name: name.to_owned(), manifest }
+    }
+
     /// Where it serves, by what the manifest says.
     pub fn address(&self) -> SocketAddr {
         let ip = self.manifest["status"]["podIP"].as_str().expect("an address").parse().expect("an address");
@@ -213,19 +224,22 @@ impl PodsFile {
     /// Puts what differs into the API.
     fn tell(&self, api: &KubeApi) {
         let text = |object: &Value, field: &str| object["metadata"][field].as_str().expect("a text").to_owned();
-        let name = |object: &Value| (text(object, "namespace"), text(object, "name"));
-        let mut there: BTreeMap<_, Value> = api.all("pods").into_iter().map(|pod| (name(&pod), pod)).collect();
+        let plural = |object: &Value| if object["kind"] == "ModelAdapter" { "modeladapters" } else { "pods" };
+        let name = |object: &Value| (plural(object), text(object, "namespace"), text(object, "name"));
+        let all = ["pods", "modeladapters"].into_iter().flat_map(|plural| api.all(plural));
+        let mut there: BTreeMap<_, Value> = all.map(|object| (name(&object), object)).collect();
         for pod in self.pods.values() {
-            let mut before = there.remove(&name(&pod.manifest));
+            let name = name(&pod.manifest);
+            let mut before = there.remove(&name);
             if let Some(metadata) = before.as_mut().and_then(|pod| pod["metadata"].as_object_mut()) {
                 metadata.remove("resourceVersion");
             }
             if before.as_ref() != Some(&pod.manifest) {
-                api.put("pods", &pod.manifest);
+                api.put(name.0, &pod.manifest);
             }
         }
-        for (namespace, name) in there.keys() {
-            api.delete("pods", namespace, name);
+        for (plural, namespace, name) in there.keys() {
+            api.delete(plural, namespace, name);
         }
     }
 

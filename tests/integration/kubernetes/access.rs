@@ -125,7 +125,7 @@ async fn r90_kinds_that_are_absent_are_fine_and_forbidden_ones_are_noted() {
     api.installed("httproutes", false);
     let scene = Scene::start(api, KubernetesKnobs::default(), quick()).await;
     scene.shows("the fleet", |fleet| routable(fleet) == ["default/a"]).await;
-    let known = |scene: &Scene| scene.cluster.routes.all().map(|all| all.len());
+    let known = |scene: &Scene| scene.cluster.routes.available().map(|all| all.len());
     eventually(SOON, "no routes", async || (known(&scene) == Some(0)).then_some(())).await;
     assert_eq!(scene.cluster.words(), tandem::discovery::kubernetes::Words::default(), "nothing to say");
     scene.api.put("httproutes", &serde_json::json!({"metadata": {"namespace": "aibrix-system", "name": "r"}}));

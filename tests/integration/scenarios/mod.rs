@@ -2,6 +2,7 @@
 //!
 //! Here: what they have in common. A scenario ends with [`settle`], which is the oracle and more.
 
+mod adapters;
 mod balance;
 mod bands;
 mod churn;
