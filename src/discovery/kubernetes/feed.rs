@@ -140,6 +140,7 @@ impl<T: Watched> Feed<T> {
                             "the API server does not know the resource; going on without"
                         );
                     }
+                    self.status.hear(self.clock.now());
                     self.store.forget(self.scope);
                     self.pace.absent.mul_f64(0.75 + self.rng.unit() / 2.0)
                 }
