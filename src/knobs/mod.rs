@@ -7,6 +7,7 @@ mod decode;
 mod docs;
 mod env;
 mod inert;
+mod kubernetes;
 mod otel;
 mod parse;
 mod plane;
@@ -23,6 +24,7 @@ use std::time::Duration;
 pub use decode::{AbortKnobs, DecodeTimer, DecodeWatchdog};
 pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
+pub use kubernetes::KubernetesKnobs;
 pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
 pub use parse::MAX_TOKENS;
 pub use plane::{Grade, PlaneKnobs, RateFallback, RedisTarget};
@@ -396,6 +398,8 @@ pub struct Knobs {
     pub routing_algorithm: Option<String>,
     /// `AIBRIX_AUTH_BEARER_TOKEN` (unset): clients must send it as a bearer token.
     pub auth_bearer_token: Option<Secret>,
+    /// `TANDEM_ADMIN_TOKEN` (unset): guards metrics and `/debug/…`.
+    pub admin_token: Option<Secret>,
     /// `AIBRIX_TTFT_THRESHOLD_S` (1 s): slower first tokens count in `gateway_first_token_delay_over_1s_total`.
     pub ttft_threshold: Duration,
     /// The log.
@@ -422,6 +426,8 @@ pub struct Knobs {
     pub prefix: PrefixKnobs,
     /// What replicas share, and where.
     pub plane: PlaneKnobs,
+    /// Discovery from the Kubernetes API.
+    pub kubernetes: KubernetesKnobs,
     /// Span export.
     pub otel: OtelKnobs,
 }

@@ -7,7 +7,7 @@ use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
     Addressing, Drain, Ejection, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs,
-    Secret, Tokenizer, decode, inert, otel, parse_strategy, plane, settings,
+    Secret, Tokenizer, decode, inert, kubernetes, otel, parse_strategy, plane, settings,
 };
 
 /// What an ext_proc message holds beside the body: field headers, attributes, metadata.
@@ -179,7 +179,7 @@ pub(super) fn millis(duration: &Duration) -> String {
     duration.as_millis().to_string()
 }
 
-fn secs(duration: &Duration) -> String {
+pub(super) fn secs(duration: &Duration) -> String {
     duration.as_secs().to_string()
 }
 
@@ -196,6 +196,7 @@ impl Knobs {
         };
         let routing_algorithm = reader.optional("ROUTING_ALGORITHM", strategy, String::clone);
         let auth_bearer_token = reader.secret("AIBRIX_AUTH_BEARER_TOKEN");
+        let admin_token = reader.secret("TANDEM_ADMIN_TOKEN");
         let ttft_threshold =
             reader.value("AIBRIX_TTFT_THRESHOLD_S", Duration::from_secs(1), parse::decimal_seconds, |duration| {
                 duration.as_secs_f64().to_string()
@@ -225,6 +226,7 @@ impl Knobs {
         let scrape = read_scrape(&mut reader);
         let prefix = read_prefix(&mut reader);
         let plane = plane::read(&mut reader);
+        let kubernetes = kubernetes::read(&mut reader);
         let otel = otel::read(&mut reader);
         reader.report_inert();
         if !refusals.is_empty() {
@@ -234,6 +236,7 @@ impl Knobs {
             gateway_pod,
             routing_algorithm,
             auth_bearer_token,
+            admin_token,
             ttft_threshold,
             log,
             pd,
@@ -247,6 +250,7 @@ impl Knobs {
             scrape,
             prefix,
             plane,
+            kubernetes,
             otel,
         };
         Ok((knobs, reader.report))

@@ -1,5 +1,6 @@
 //! The table of settings: what `docs/configuration.md` and the start-up report list, in this order.
 
+mod kubernetes;
 mod otel;
 mod plane;
 
@@ -51,6 +52,13 @@ pub(super) const GROUPS: &[Group] = &[
                 "Strategy of requests that name none: one of [these](strategies.md), or a weighted list of them.",
             ),
             one("AIBRIX_AUTH_BEARER_TOKEN", "unset", "secret", "", "When set, clients must send it as a bearer token."),
+            one(
+                "TANDEM_ADMIN_TOKEN",
+                "unset",
+                "secret",
+                "",
+                "When set, `/metrics` and `/debug/…` want it: as a bearer token, or as the password that a browser asks for.",
+            ),
             one(
                 "AIBRIX_TTFT_THRESHOLD_S",
                 "1",
@@ -459,6 +467,7 @@ pub(super) const GROUPS: &[Group] = &[
             ),
         ],
     },
+    kubernetes::KUBERNETES,
     plane::PLANE,
     otel::OTEL,
 ];

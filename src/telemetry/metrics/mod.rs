@@ -8,6 +8,7 @@
 
 mod docs;
 mod fleet;
+mod kubernetes;
 mod limits;
 mod plane;
 mod prefill;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 pub use docs::metrics_markdown;
 pub use fleet::{EjectedGauge, FleetGauges, ModelGauge, PodGauge, TokenGauge};
+pub use kubernetes::KubernetesGauge;
 pub use plane::{ClaimFallback, PlaneGauge, SyncOutcome};
 pub use prefill::{PrefillFailureClass, PrefillLeg, PrefillOutcome, PrefillStage};
 pub use request::InFlight;

@@ -216,6 +216,26 @@ const ROWS: &[Row] = &[
 
 /// Variable, file, and the test in it that shows the effect.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
+    (
+        "TANDEM_KUBERNETES_NAMESPACES",
+        "tests/integration/kubernetes/settings.rs",
+        "namespaces_and_selector_are_what_is_asked_for",
+    ),
+    (
+        "TANDEM_KUBERNETES_POD_SELECTOR",
+        "tests/integration/kubernetes/settings.rs",
+        "namespaces_and_selector_are_what_is_asked_for",
+    ),
+    (
+        "TANDEM_KUBERNETES_STALL_SECONDS",
+        "tests/integration/kubernetes/settings.rs",
+        "silence_and_age_of_the_list_are_bounded_by_their_settings",
+    ),
+    (
+        "TANDEM_KUBERNETES_RELIST_SECONDS",
+        "tests/integration/kubernetes/settings.rs",
+        "silence_and_age_of_the_list_are_bounded_by_their_settings",
+    ),
     ("REDIS_URL", "tests/integration/state/processes.rs", "r65_with_redis_two_replicas_share_without_another_switch"),
     ("REDIS_HOST", "tests/integration/state/processes.rs", "r65_with_redis_two_replicas_share_without_another_switch"),
     ("REDIS_PORT", "tests/integration/state/processes.rs", "r65_with_redis_two_replicas_share_without_another_switch"),
@@ -232,6 +252,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("TANDEM_SHARED_PREFILL", "tests/integration/state/settings.rs", "what_is_not_shared_does_not_count"),
     ("AIBRIX_STATESYNC_ENABLED", "tests/integration/state/settings.rs", "findings_are_shared_unless_that_is_off"),
     ("AIBRIX_STATESYNC_SYNC_PERIOD", "tests/integration/state/settings.rs", "findings_are_shared_unless_that_is_off"),
+    ("TANDEM_ADMIN_TOKEN", "tests/integration/metrics/admin.rs", "operators_need_the_token_and_probes_do_not"),
     ("TANDEM_LOG", "tests/integration/traces/secrets.rs", "one_log_line_each_and_no_secret_anywhere"),
     ("TANDEM_LOG_FORMAT", "tests/integration/traces/secrets.rs", "one_log_line_each_and_no_secret_anywhere"),
     ("AIBRIX_BUCKET_SERVE", "src/bands/tests/model.rs", "switched_on_and_off"),
