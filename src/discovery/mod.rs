@@ -1,7 +1,7 @@
-//! Where pods come from: manifest files (`--pods`) or a fixed list of endpoints (`--standalone`).
+//! Where pods come from: the Kubernetes API, manifest files (`--pods`) or a fixed list of endpoints (`--standalone`).
 //!
 //! A source delivers the whole fleet as a list of [`crate::fleet::PodSpec`]; a [`FleetBuilder`] turns it into the
-//! snapshot that requests read. Parsing is pure; the watcher is the only task here.
+//! snapshot that requests read. Parsing is pure; the tasks here are those that watch files or the API.
 
 mod builder;
 mod claims;

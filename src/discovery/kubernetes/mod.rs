@@ -14,6 +14,9 @@ mod status;
 mod store;
 mod wire;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -127,6 +127,7 @@ async fn r90_kinds_that_are_absent_are_fine_and_forbidden_ones_are_noted() {
     scene.shows("the fleet", |fleet| routable(fleet) == ["default/a"]).await;
     let known = |scene: &Scene| scene.cluster.routes.available().map(|all| all.len());
     eventually(SOON, "no routes", async || (known(&scene) == Some(0)).then_some(())).await;
+    assert!(scene.builder.fleet().routes().check("m").is_ok(), "where there are no routes, none is missed");
     assert_eq!(scene.cluster.words(), tandem::discovery::kubernetes::Words::default(), "nothing to say");
     scene.api.put("httproutes", &serde_json::json!({"metadata": {"namespace": "aibrix-system", "name": "r"}}));
     scene.api.installed("httproutes", true);

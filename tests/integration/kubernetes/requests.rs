@@ -1,6 +1,7 @@
 //! Requests through the real process while the API server says that pods change.
 
 use serde_json::{Value, json};
+use tandem_sim::EngineConfig;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -8,6 +9,7 @@ use super::SECOND;
 use crate::harness::engines::{MODEL, Sandbox, SandboxOptions};
 use crate::harness::fleet::FleetOptions;
 use crate::harness::http::{Answer, Call};
+use crate::harness::pods::PodManifest;
 use crate::harness::tandem::Tandem;
 use crate::harness::{SOON, eventually, within};
 
@@ -58,7 +60,7 @@ async fn r46_a_terminating_pod_finishes_its_streams_and_gets_no_more() {
         let held = async || holds.iter().position(|hold| hold.waiting() == 1);
         let ending = eventually(SOON, "it is held", held).await;
         for name in [format!("p{ending}"), format!("d{ending}")] {
-            sandbox.fleet.pods.change(&name, crate::harness::pods::PodManifest::terminating);
+            sandbox.fleet.pods.change(&name, PodManifest::terminating);
         }
         for tandem in &sandbox.fleet.tandems {
             shows(tandem, "it ends", |page| {
@@ -185,5 +187,31 @@ async fn r89_requests_are_served_while_the_api_server_is_away() {
         assert_eq!(answer.status, 200);
         assert!(answer.body().await.complete);
     }
+    sandbox.close().await;
+}
+
+/// An adapter that shows up in the API is a model from then on, which is within a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adapter_is_served_within_a_second() {
+    let engine = |config| EngineConfig { aliases: vec!["lora".to_owned()], ..config };
+    let mut sandbox = Sandbox::start(SandboxOptions { engine, ..options(1) }).await;
+    let knows = |page: &Value| page["models"]["lora"]["alias_of"] == MODEL;
+    let mut fastest = SOON;
+    for _ in 0..3 {
+        let began = Instant::now();
+        sandbox.fleet.pods.put([PodManifest::adapter("lora", &["p0", "d0"])]);
+        shows(&sandbox.fleet.tandems[0], "the adapter", knows).await;
+        fastest = fastest.min(began.elapsed());
+        for path in sandbox.paths() {
+            let body = json!({"model": "lora", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2});
+            let answer = Call::post(&path, "/v1/chat/completions", body.to_string()).send().await;
+            assert_eq!(answer.status, 200);
+            assert!(answer.body().await.complete);
+        }
+        sandbox.fleet.pods.remove("lora");
+        shows(&sandbox.fleet.tandems[0], "its end", |page| page["models"]["lora"].is_null()).await;
+    }
+    println!("the adapter after {fastest:?}");
+    assert!(fastest < SECOND, "{fastest:?}");
     sandbox.close().await;
 }

@@ -240,10 +240,12 @@ async fn adapters_and_routes_are_watched_too() {
         });
         scene.api.put("httproutes", &route);
     }
+    let checked = |model: &str| scene.builder.fleet().routes().check(model).is_ok();
     let routes = || -> Option<Vec<Arc<RouteObject>>> { scene.cluster.routes.all().filter(|all| !all.is_empty()) };
     let routes = eventually(SOON, "the route", async || routes()).await;
     assert_eq!(routes.len(), 1, "those of one namespace");
     assert_eq!((&*routes[0].namespace, &*routes[0].name), ("aibrix-system", "m-router"));
     let conditions: Vec<_> = routes[0].parents[0].conditions.iter().map(|c| (&*c.kind, &*c.status)).collect();
     assert_eq!(conditions, [("Accepted", "True"), ("ResolvedRefs", "True")]);
+    eventually(SOON, "the table of routes", async || (checked("m") && !checked("other")).then_some(())).await;
 }
