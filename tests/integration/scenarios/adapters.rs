@@ -61,7 +61,8 @@ async fn adapters_are_served_by_their_instances_prefill_and_decode() {
     within("the held request", hold.wait_for(1)).await;
     let metrics = fleet.tandems[0].metrics().await;
     for name in ["d0", "d1", "p0", "p1"] {
-        let series: Vec<_> = metrics.matching("tandem_pod_decode_running", &[("pod", name)]).collect();
+        let labels = [("pod_name", name)];
+        let series: Vec<_> = metrics.matching("tandem_pod_decode_running", &labels).collect();
         assert_eq!(series.len(), 1, "{series:?}");
         assert_eq!(series[0].value, f64::from(u8::from(name == "d1")), "{name}");
     }
@@ -163,6 +164,8 @@ async fn claimed_models_are_served_on_their_ports_and_say_when_they_are_not_up()
     let answer = least(&fleet.paths()[0], "side").await;
     assert_eq!(answer.status, 200);
     assert!(answer.body().await.complete);
+    let metrics = fleet.tandems[0].metrics().await;
+    assert_eq!(metrics.matching("tandem_pod_decode_running", &[("pod_name", "c0:side")]).count(), 1);
     // What cannot be read harms nobody.
     let broken = PodManifest::new("c0", MODEL, Engine::address(&own)).annotation("modelclaim.aibrix.ai/side", "{");
     fleet.pods.put([broken]);
@@ -172,7 +175,7 @@ async fn claimed_models_are_served_on_their_ports_and_say_when_they_are_not_up()
     .await;
     fleet.tandems[0]
         .wait_metrics(SOON, "its series to go", |metrics| {
-            metrics.matching("tandem_pod_decode_running", &[("pod", "c0:side")]).count() == 0
+            metrics.matching("tandem_pod_decode_running", &[("pod_name", "c0:side")]).count() == 0
         })
         .await;
     assert_eq!(least(&fleet.paths()[0], "side").await.status, 400);

@@ -8,6 +8,7 @@ mod bands;
 mod churn;
 mod kills;
 mod mooncake;
+mod own_routes;
 mod profiles;
 mod rolesets;
 mod routes;
