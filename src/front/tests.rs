@@ -53,6 +53,8 @@ fn pod(address: SocketAddr) -> PodSpec {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
     }
 }
 

@@ -11,7 +11,10 @@ pub(super) const INERT: &[(&str, &str)] = &[
         "AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS",
         "blocks that are too old are looked for all the time, a few at every turn",
     ),
-    ("AIBRIX_HTTPROUTE_CACHE_TTL", "routes are not looked up, so there is nothing to cache"),
+    (
+        "AIBRIX_HTTPROUTE_CACHE_TTL",
+        "HTTPRoutes are watched, so what is known of them is always current and never asked for",
+    ),
     ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", REMOTE),
     ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", REMOTE),
     ("AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED", REMOTE),

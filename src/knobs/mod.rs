@@ -7,6 +7,7 @@ mod decode;
 mod docs;
 mod env;
 mod inert;
+mod kubernetes;
 mod otel;
 mod parse;
 mod plane;
@@ -23,6 +24,7 @@ use std::time::Duration;
 pub use decode::{AbortKnobs, DecodeTimer, DecodeWatchdog};
 pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
+pub use kubernetes::KubernetesKnobs;
 pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
 pub use parse::MAX_TOKENS;
 pub use plane::{Grade, PlaneKnobs, RateFallback, RedisTarget};
@@ -424,6 +426,8 @@ pub struct Knobs {
     pub prefix: PrefixKnobs,
     /// What replicas share, and where.
     pub plane: PlaneKnobs,
+    /// Discovery from the Kubernetes API.
+    pub kubernetes: KubernetesKnobs,
     /// Span export.
     pub otel: OtelKnobs,
 }

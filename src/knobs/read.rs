@@ -7,7 +7,7 @@ use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
     Addressing, Drain, Ejection, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs,
-    Secret, Tokenizer, decode, inert, otel, parse_strategy, plane, settings,
+    Secret, Tokenizer, decode, inert, kubernetes, otel, parse_strategy, plane, settings,
 };
 
 /// What an ext_proc message holds beside the body: field headers, attributes, metadata.
@@ -179,7 +179,7 @@ pub(super) fn millis(duration: &Duration) -> String {
     duration.as_millis().to_string()
 }
 
-fn secs(duration: &Duration) -> String {
+pub(super) fn secs(duration: &Duration) -> String {
     duration.as_secs().to_string()
 }
 
@@ -226,6 +226,7 @@ impl Knobs {
         let scrape = read_scrape(&mut reader);
         let prefix = read_prefix(&mut reader);
         let plane = plane::read(&mut reader);
+        let kubernetes = kubernetes::read(&mut reader);
         let otel = otel::read(&mut reader);
         reader.report_inert();
         if !refusals.is_empty() {
@@ -249,6 +250,7 @@ impl Knobs {
             scrape,
             prefix,
             plane,
+            kubernetes,
             otel,
         };
         Ok((knobs, reader.report))

@@ -1,5 +1,6 @@
 //! The table of settings: what `docs/configuration.md` and the start-up report list, in this order.
 
+mod kubernetes;
 mod otel;
 mod plane;
 
@@ -466,6 +467,7 @@ pub(super) const GROUPS: &[Group] = &[
             ),
         ],
     },
+    kubernetes::KUBERNETES,
     plane::PLANE,
     otel::OTEL,
 ];

@@ -271,6 +271,16 @@ metrics! {
         "Announcements that were missed; the next publication makes it good.";
     PlaneJoins "tandem_state_plane_joins_total" Counter &["model"],
         "Times that this replica became a member of the ledger.";
+    KubernetesSilence "tandem_kubernetes_silence_seconds" Decimal &["resource"],
+        "Time since the API server last said anything about the resource, bookmarks included; of several namespaces, the longest. Absent before the first word.";
+    KubernetesObjects "tandem_kubernetes_objects" Gauge &["resource"],
+        "Objects that are known: of pods, those that name a model.";
+    KubernetesLists "tandem_kubernetes_lists_total" Counter &["resource", "reason"],
+        "Lists that were begun: the `first`, after a version had `gone` (410) or the watch had been silent (`stall`), `periodic` ones, and after the watch had `failed`.";
+    KubernetesFailures "tandem_kubernetes_failures_total" Counter &["resource", "verb", "reason"],
+        "Lists and watches that failed: `unauthorized` (401), `forbidden` (403), `absent` (404), `gone` (410), `throttled` (429), `refused` (any other status), `unreachable` (connection, TLS, credentials), `late`, `unreadable`; watches that were `closed` as soon as they were open, or silent (`stall`).";
+    KubernetesEvents "tandem_kubernetes_events_total" Counter &["resource", "event"],
+        "Lines of watches: objects that `changed` or were `deleted`, objects that are none of the gateway's business (`foreign`), `bookmark`s, and what is `unreadable`.";
     Findings "tandem_findings_total" Counter &["direction"],
         "Prefixes, session sizes and failing pods that this replica `told` others, or `heard` from them.";
     FindingsDropped "tandem_findings_dropped_total" Counter &[],

@@ -13,6 +13,7 @@ mod hardening;
 mod harness;
 mod harness_itself;
 mod interop;
+mod kubernetes;
 mod matrix;
 mod metrics;
 mod openai_client;

@@ -3,6 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use crate::harness::kube_api::KubeApi;
 use crate::harness::within_time;
 
 const README: &str = include_str!("../../README.md");
@@ -71,6 +72,12 @@ async fn every_command_of_the_readme_works() {
             ["scripts/test.sh"] => assert!(std::path::Path::new("scripts/test.sh").exists()),
             // What has built the binary that is tried here.
             ["cargo", "build", "--release"] => {}
+            // Of a cluster there is only the stand-in.
+            ["target/release/tandem", "serve", "--kubeconfig", _] => {
+                let api = KubeApi::start().await;
+                let kubeconfig = api.kubeconfig().display().to_string();
+                serves(&["serve", "--kubeconfig", &kubeconfig]).await;
+            }
             ["target/release/tandem", arguments @ ..] if arguments.first() == Some(&"serve") => serves(arguments).await,
             ["target/release/tandem", arguments @ ..] => {
                 runs(arguments).await;

@@ -11,6 +11,7 @@ pub mod ext_proc;
 pub mod fault_proxy;
 pub mod fleet;
 pub mod http;
+pub mod kube_api;
 pub mod metrics;
 pub mod oracle;
 pub mod otlp;

@@ -216,6 +216,26 @@ const ROWS: &[Row] = &[
 
 /// Variable, file, and the test in it that shows the effect.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
+    (
+        "TANDEM_KUBERNETES_NAMESPACES",
+        "tests/integration/kubernetes/settings.rs",
+        "namespaces_and_selector_are_what_is_asked_for",
+    ),
+    (
+        "TANDEM_KUBERNETES_POD_SELECTOR",
+        "tests/integration/kubernetes/settings.rs",
+        "namespaces_and_selector_are_what_is_asked_for",
+    ),
+    (
+        "TANDEM_KUBERNETES_STALL_SECONDS",
+        "tests/integration/kubernetes/settings.rs",
+        "silence_and_age_of_the_list_are_bounded_by_their_settings",
+    ),
+    (
+        "TANDEM_KUBERNETES_RELIST_SECONDS",
+        "tests/integration/kubernetes/settings.rs",
+        "silence_and_age_of_the_list_are_bounded_by_their_settings",
+    ),
     ("REDIS_URL", "tests/integration/state/processes.rs", "r65_with_redis_two_replicas_share_without_another_switch"),
     ("REDIS_HOST", "tests/integration/state/processes.rs", "r65_with_redis_two_replicas_share_without_another_switch"),
     ("REDIS_PORT", "tests/integration/state/processes.rs", "r65_with_redis_two_replicas_share_without_another_switch"),
