@@ -2,6 +2,7 @@
 
 mod otel;
 mod plane;
+mod tls;
 
 /// One variable for the reader of the documentation.
 #[derive(Clone, Copy, Debug)]
@@ -459,6 +460,7 @@ pub(super) const GROUPS: &[Group] = &[
             ),
         ],
     },
+    tls::TLS,
     plane::PLANE,
     otel::OTEL,
 ];

@@ -21,4 +21,5 @@ mod real;
 mod scale;
 mod scenarios;
 mod state;
+mod tls;
 mod traces;
