@@ -13,6 +13,7 @@ mod limits;
 mod plane;
 mod prefill;
 mod request;
+mod tls;
 
 #[cfg(test)]
 mod tests;
