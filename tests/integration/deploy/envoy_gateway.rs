@@ -365,7 +365,7 @@ async fn a_client_cannot_get_around_the_gateway() {
         for strategy in [None, Some("pd"), Some("")] {
             let mut call = Call::post(&envoy.base(), path, r#"{"model":"m"}"#).header("target-pod", &target);
             call = call.header("Target-Pod", &target).header("x-envoy-original-dst-host", &target);
-            for strategy in strategy {
+            if let Some(strategy) = strategy {
                 call = call.header("routing-strategy", strategy);
             }
             // With a strategy on a path without a route, the gateway is asked, and then nobody is there.
