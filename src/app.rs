@@ -184,6 +184,8 @@ impl Gateway {
         let spans_dropped = tracing.map(Tracing::dropped_counter);
         let (problems, held) = (Arc::clone(&builder), Arc::clone(&world));
         let state = AdminState {
+            replica: knobs.gateway_pod.as_str().into(),
+            token: knobs.admin_token.clone(),
             fleet: Arc::clone(&fleet),
             metrics: Arc::clone(&metrics),
             readiness: Arc::clone(&readiness),

@@ -1,9 +1,7 @@
-//! `/debug/fleet`: what routing sees.
+//! `/debug/fleet` as JSON: what routing sees.
 
 use std::collections::BTreeMap;
 
-use axum::Json;
-use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::AdminState;
@@ -12,18 +10,21 @@ use crate::clock::Tick;
 use crate::fleet::{Model, Pod, Role, Roleset};
 use crate::load::HealthView;
 
-pub(super) async fn fleet(State(state): State<AdminState>) -> Json<Value> {
+pub(super) fn fleet(state: &AdminState) -> Value {
     let snapshot = state.fleet.load();
     let now = state.clock.now();
     let models: BTreeMap<&str, Value> =
-        snapshot.models.iter().map(|(name, model)| (&**name, show_model(model, now, &state))).collect();
+        snapshot.models.iter().map(|(name, model)| (&**name, show_model(model, now, state))).collect();
     let settings: Vec<Value> = state
         .report
         .settings
         .iter()
         .map(|setting| json!({"name": setting.name, "value": setting.value, "origin": setting.origin.name()}))
         .collect();
-    Json(json!({
+    json!({
+        "replica": &*state.replica,
+        "version": env!("CARGO_PKG_VERSION"),
+        "draining": state.readiness.is_draining(),
         "snapshot_version": snapshot.version,
         "models": models,
         "problems": (state.problems)(),
@@ -32,7 +33,7 @@ pub(super) async fn fleet(State(state): State<AdminState>) -> Json<Value> {
             "warnings": state.report.warnings,
             "settings": settings,
         },
-    }))
+    })
 }
 
 fn show_model(model: &Model, now: Tick, state: &AdminState) -> Value {

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Query, State};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::AdminState;
@@ -13,16 +14,34 @@ use crate::routing::{Considered, Decision, DecisionRecord, PromptLength, Target,
 /// Names of living incarnations by slot.
 type Names = HashMap<u32, String>;
 
-pub(super) async fn decisions(State(state): State<AdminState>) -> Json<Value> {
+/// What is asked for; nothing asks for everything.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Wanted {
+    /// At most so many, the newest first.
+    limit: Option<usize>,
+    /// Those of one request only.
+    request_id: Option<String>,
+    /// Without the pods that were considered, which in a large fleet are nearly all there is to say.
+    brief: bool,
+}
+
+pub(super) async fn decisions(State(state): State<AdminState>, Query(wanted): Query<Wanted>) -> Json<Value> {
     let snapshot = state.fleet.load();
     let names: Names = snapshot.pods().map(|pod| (pod.state.slot, pod.spec.key.to_string())).collect();
     let now = state.clock.now();
-    let records: Vec<Value> =
-        state.journal.latest().iter().map(|record| show_record(record, now, &names, state.max_metric_age)).collect();
+    let latest = state.journal.latest();
+    let records: Vec<Value> = latest
+        .iter()
+        .filter(|record| wanted.request_id.as_ref().is_none_or(|id| *id == record.request_id))
+        .take(wanted.limit.unwrap_or(usize::MAX))
+        .map(|record| show_record(record, now, (!wanted.brief).then_some(&names), state.max_metric_age))
+        .collect();
     Json(json!({"snapshot_version": snapshot.version, "decisions": records}))
 }
 
-fn show_record(record: &DecisionRecord, now: Tick, names: &Names, max_age: std::time::Duration) -> Value {
+/// Without `names`, the pods that were considered are left out.
+fn show_record(record: &DecisionRecord, now: Tick, names: Option<&Names>, max_age: std::time::Duration) -> Value {
     let mut shown = json!({
         "age_ms": now.since(record.at).as_secs_f64() * 1000.0,
         "request_id": record.request_id,
@@ -49,7 +68,7 @@ fn show_record(record: &DecisionRecord, now: Tick, names: &Names, max_age: std::
     shown
 }
 
-fn show_decision(decision: &Decision, names: &Names) -> Value {
+fn show_decision(decision: &Decision, names: Option<&Names>) -> Value {
     let target = match &decision.target {
         Target::Pair { prefill, decode } => json!({
             "prefill": prefill.spec.key.to_string(),
@@ -59,8 +78,7 @@ fn show_decision(decision: &Decision, names: &Names) -> Value {
         Target::Single { pod, reason } => json!({"pod": pod.spec.key.to_string(), "reason": reason.name()}),
     };
     let explanation = &decision.explanation;
-    let considered = |list: &[Considered]| list.iter().map(|one| show_considered(one, names)).collect::<Vec<_>>();
-    json!({
+    let mut shown = json!({
         "strategy": decision.strategy.name(),
         "policies": decision.policies.map(|(prefill, decode)| json!({"prefill": prefill.name(), "decode": decode.name()})),
         "target": target,
@@ -83,9 +101,13 @@ fn show_decision(decision: &Decision, names: &Names) -> Value {
         "assumed_ahead": explanation.ahead,
         "charged_tokens": {"prefill": decision.tokens.prefill, "decode": decision.tokens.decode},
         "missing_signals": decision.missing.names().collect::<Vec<_>>(),
-        "prefill_pods": considered(&explanation.prefills),
-        "decode_pods": considered(&explanation.decodes),
-    })
+    });
+    if let (Some(names), Some(shown)) = (names, shown.as_object_mut()) {
+        let considered = |list: &[Considered]| list.iter().map(|one| show_considered(one, names)).collect::<Value>();
+        shown.insert("prefill_pods".to_owned(), considered(&explanation.prefills));
+        shown.insert("decode_pods".to_owned(), considered(&explanation.decodes));
+    }
+    shown
 }
 
 fn show_considered(one: &Considered, names: &Names) -> Value {

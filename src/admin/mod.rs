@@ -1,12 +1,14 @@
 //! The HTTP port of operators: metrics, health, the list of models, and what the gateway believes about the fleet.
 //!
 //! Read-only, and without secrets: nothing here changes the gateway, and no client request comes this way. It may be
-//! reached by anything in the cluster.
+//! reached by anything in the cluster, unless `TANDEM_ADMIN_TOKEN` asks for a token.
 
 mod debug;
 mod decisions;
+mod page;
 mod ready;
 mod state;
+mod token;
 
 #[cfg(test)]
 mod tests;
@@ -20,14 +22,14 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{StatusCode, Uri};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use axum::{Json, Router};
+use axum::{Json, Router, middleware};
 use serde_json::{Value, json};
 
 pub use ready::Readiness;
 
 use crate::clock::{Clock, Tick};
 use crate::fleet::{Fleet, Role, Snapshot};
-use crate::knobs::Report;
+use crate::knobs::{Report, Secret};
 use crate::load::TokenLoad;
 use crate::routing::Journal;
 use crate::state::plane::StatePlane;
@@ -42,6 +44,10 @@ pub type BeforeMetrics = Arc<dyn Fn(&Metrics) + Send + Sync>;
 /// What the pages show.
 #[derive(Clone)]
 pub struct AdminState {
+    /// This replica's name.
+    pub replica: Arc<str>,
+    /// What operators must know (`TANDEM_ADMIN_TOKEN`).
+    pub token: Option<Secret>,
     /// The fleet.
     pub fleet: Arc<Fleet>,
     /// The metrics.
@@ -72,14 +78,17 @@ impl std::fmt::Debug for AdminState {
 
 /// The pages.
 pub fn router(state: AdminState) -> Router {
-    Router::new()
+    let guarded = Router::new()
         .route("/metrics", get(metrics))
+        .route("/debug/fleet", get(page::fleet))
+        .route("/debug/decisions", get(decisions::decisions))
+        .route("/debug/state", get(state::state))
+        .route_layer(middleware::from_fn_with_state(state.clone(), token::guard));
+    Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(ready::readyz))
         .route("/v1/models", get(models))
-        .route("/debug/fleet", get(debug::fleet))
-        .route("/debug/decisions", get(decisions::decisions))
-        .route("/debug/state", get(state::state))
+        .merge(guarded)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(state)

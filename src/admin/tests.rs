@@ -70,6 +70,8 @@ fn model(pods: Vec<Arc<Pod>>) -> Model {
 
 fn state() -> AdminState {
     AdminState {
+        replica: "gw-0".into(),
+        token: None,
         plane: Arc::new(crate::state::plane::LocalPlane),
         fleet: Arc::new(Fleet::default()),
         metrics: Arc::new(Metrics::new("gw-0")),
@@ -304,8 +306,66 @@ async fn decisions_are_shown_with_their_numbers() {
     assert_eq!(shown["prefill_pods"][0]["prefix_match_pct"], 40);
     assert_eq!(shown["prefill_pods"][0]["metrics_age_ms"], 20.0);
     assert_eq!(shown["prefill_pods"][1]["pod"], "gone (slot 99)");
+    let (_, brief) = get_json(&state, "/debug/decisions?brief=true").await;
+    assert_eq!((&brief["decisions"][0]["scores"], brief["decisions"][0].get("prefill_pods")), (&shown["scores"], None));
     state.journal.push(Arc::new(record(Err(RoutingError::NoPods))));
+    for (query, count) in [("limit=1", 1), ("limit=0", 0), ("limit=9", 2), ("request_id=r-1", 2), ("request_id=r-2", 0)]
+    {
+        let (_, page) = get_json(&state, &format!("/debug/decisions?{query}")).await;
+        assert_eq!(page["decisions"].as_array().unwrap().len(), count, "{query}");
+    }
     let (_, page) = get_json(&state, "/debug/decisions").await;
     assert_eq!(page["decisions"].as_array().unwrap().len(), 2);
     assert!(page["decisions"].as_array().unwrap().iter().any(|shown| shown["error"] == "no ready pods"));
+}
+
+/// The answer to a browser.
+async fn browse(state: &AdminState, path: &str, token: Option<&str>) -> (StatusCode, HeaderMap, String) {
+    let mut request = Request::builder().uri(path).header("accept", "text/html,*/*;q=0.8");
+    if let Some(token) = token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    let request = request.body(Body::empty()).unwrap();
+    let answer = TowerToHyperService::new(router(state.clone())).call(request).await.unwrap();
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn a_browser_gets_a_page_whose_script_is_the_only_one_allowed() {
+    let state = with_fleet(vec![pod("p", Role::Prefill)]);
+    let mut nonces = std::collections::HashSet::new();
+    for path in ["/debug/fleet", "/debug/fleet?format=html"] {
+        let (status, headers, page) = browse(&state, path, None).await;
+        assert_eq!((status, &headers[CONTENT_TYPE]), (StatusCode::OK, &"text/html; charset=utf-8".parse().unwrap()));
+        let policy = headers["content-security-policy"].to_str().unwrap();
+        let nonce = policy.split("script-src 'nonce-").nth(1).unwrap().split('\'').next().unwrap();
+        assert!(policy.starts_with("default-src 'none'; connect-src 'self'"), "{policy}");
+        assert_eq!(page.matches(&format!("nonce=\"{nonce}\"")).count(), 2, "style and script");
+        assert!(["%NONCE%", "%STYLE%", "%SCRIPT%"].iter().all(|place| !page.contains(place)));
+        assert!(nonces.insert(nonce.to_owned()), "each answer has its own");
+    }
+    let (_, headers, body) = browse(&state, "/debug/fleet?format=json", None).await;
+    assert_eq!(headers[CONTENT_TYPE], "application/json");
+    assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["replica"], "gw-0");
+    assert_eq!(browse(&state, "/debug/fleet?format=xml", None).await.0, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn a_token_guards_what_tells_about_the_fleet() {
+    let mut state = with_fleet(vec![pod("p", Role::Prefill)]);
+    state.token = Some(Secret::new("hunter2"));
+    for path in ["/metrics", "/debug/fleet", "/debug/decisions", "/debug/state"] {
+        let (status, headers, body) = browse(&state, path, None).await;
+        assert_eq!((status, body.as_str()), (StatusCode::UNAUTHORIZED, r#"{"error":"a token is needed"}"#), "{path}");
+        let challenges: Vec<_> = headers.get_all("www-authenticate").iter().collect();
+        assert_eq!(challenges, ["Bearer", "Basic realm=\"tandem\", charset=\"UTF-8\""]);
+        assert_eq!(browse(&state, path, Some("wrong")).await.0, StatusCode::UNAUTHORIZED, "{path}");
+        assert_eq!(browse(&state, path, Some("hunter2")).await.0, StatusCode::OK, "{path}");
+    }
+    for path in ["/healthz", "/readyz", "/v1/models"] {
+        assert_eq!(browse(&state, path, None).await.0, StatusCode::OK, "{path}");
+    }
+    assert_eq!(browse(&state, "/nope", None).await.0, StatusCode::NOT_FOUND);
 }

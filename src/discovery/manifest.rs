@@ -110,7 +110,9 @@ pub struct Documents {
 pub fn read_documents(text: &str) -> Documents {
     let text = text.trim_start_matches('\u{feff}');
     let mut documents = Documents::default();
-    let is_json = text.trim_start().starts_with(['{', '[']);
+    // Inside JSON no line can begin so: its strings hold no line breaks.
+    let separated = text.lines().any(|line| line.starts_with("---"));
+    let is_json = !separated && text.trim_start().starts_with(['{', '[']);
     if is_json && read_json(text, &mut documents) {
         return documents;
     }

@@ -396,6 +396,8 @@ pub struct Knobs {
     pub routing_algorithm: Option<String>,
     /// `AIBRIX_AUTH_BEARER_TOKEN` (unset): clients must send it as a bearer token.
     pub auth_bearer_token: Option<Secret>,
+    /// `TANDEM_ADMIN_TOKEN` (unset): guards metrics and `/debug/…`.
+    pub admin_token: Option<Secret>,
     /// `AIBRIX_TTFT_THRESHOLD_S` (1 s): slower first tokens count in `gateway_first_token_delay_over_1s_total`.
     pub ttft_threshold: Duration,
     /// The log.

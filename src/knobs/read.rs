@@ -196,6 +196,7 @@ impl Knobs {
         };
         let routing_algorithm = reader.optional("ROUTING_ALGORITHM", strategy, String::clone);
         let auth_bearer_token = reader.secret("AIBRIX_AUTH_BEARER_TOKEN");
+        let admin_token = reader.secret("TANDEM_ADMIN_TOKEN");
         let ttft_threshold =
             reader.value("AIBRIX_TTFT_THRESHOLD_S", Duration::from_secs(1), parse::decimal_seconds, |duration| {
                 duration.as_secs_f64().to_string()
@@ -234,6 +235,7 @@ impl Knobs {
             gateway_pod,
             routing_algorithm,
             auth_bearer_token,
+            admin_token,
             ttft_threshold,
             log,
             pd,

@@ -52,6 +52,13 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             one("AIBRIX_AUTH_BEARER_TOKEN", "unset", "secret", "", "When set, clients must send it as a bearer token."),
             one(
+                "TANDEM_ADMIN_TOKEN",
+                "unset",
+                "secret",
+                "",
+                "When set, `/metrics` and `/debug/…` want it: as a bearer token, or as the password that a browser asks for.",
+            ),
+            one(
                 "AIBRIX_TTFT_THRESHOLD_S",
                 "1",
                 "seconds, decimals allowed",

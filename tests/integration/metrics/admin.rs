@@ -130,3 +130,28 @@ async fn models_are_listed_and_series_leave_with_their_pods() {
     oracle(&sandbox.fleet.tandems, &[&other as &dyn Backend]).await;
     sandbox.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_need_the_token_and_probes_do_not() {
+    const TOKEN: &str = "operators-only-7f3a";
+    let sandbox = Sandbox::start(SandboxOptions { fleet: front(&[]), ..SandboxOptions::default() }).await;
+    let fleet = Fleet::start([], front(&[("TANDEM_ADMIN_TOKEN", TOKEN)])).await;
+    let guarded = base(fleet.tandems[0].http());
+    let open = base(sandbox.fleet.tandems[0].http());
+    let bearer = format!("Bearer {TOKEN}");
+    for path in ["/metrics", "/debug/fleet", "/debug/decisions", "/debug/state"] {
+        assert_eq!(Call::get(&open, path).send().await.status, 200, "{path} without a token to know");
+        let refused = Call::get(&guarded, path).send().await;
+        assert_eq!((refused.status.as_u16(), refused.header("www-authenticate")), (401, "Bearer"), "{path}");
+        assert_eq!(Call::get(&guarded, path).header("authorization", "Bearer x").send().await.status, 401, "{path}");
+        let passed = Call::get(&guarded, path).header("authorization", &bearer).send().await;
+        assert_eq!(passed.status, 200, "{path}");
+        let body = passed.body().await.bytes;
+        assert!(!String::from_utf8_lossy(&body).contains(TOKEN), "{path} tells the token");
+    }
+    for path in ["/healthz", "/readyz", "/v1/models"] {
+        assert_eq!(Call::get(&guarded, path).send().await.status, 200, "{path}");
+    }
+    assert!(!fleet.tandems[0].process().logs().contains(TOKEN), "the log tells the token");
+    sandbox.close().await;
+}

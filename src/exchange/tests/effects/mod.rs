@@ -232,6 +232,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("TANDEM_SHARED_PREFILL", "tests/integration/state/settings.rs", "what_is_not_shared_does_not_count"),
     ("AIBRIX_STATESYNC_ENABLED", "tests/integration/state/settings.rs", "findings_are_shared_unless_that_is_off"),
     ("AIBRIX_STATESYNC_SYNC_PERIOD", "tests/integration/state/settings.rs", "findings_are_shared_unless_that_is_off"),
+    ("TANDEM_ADMIN_TOKEN", "tests/integration/metrics/admin.rs", "operators_need_the_token_and_probes_do_not"),
     ("TANDEM_LOG", "tests/integration/traces/secrets.rs", "one_log_line_each_and_no_secret_anywhere"),
     ("TANDEM_LOG_FORMAT", "tests/integration/traces/secrets.rs", "one_log_line_each_and_no_secret_anywhere"),
     ("AIBRIX_BUCKET_SERVE", "src/bands/tests/model.rs", "switched_on_and_off"),
