@@ -1,5 +1,6 @@
 //! The composition root: builds everything, passes it in, spawns into task trackers, stops in order.
 
+mod listen;
 mod plane;
 
 use std::net::SocketAddr;
@@ -11,7 +12,6 @@ use anyhow::{Context as _, Result};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::server::TcpIncoming;
 
 use crate::admin::{self, AdminState, Readiness};
 use crate::bands::{self, Keepers};
@@ -29,6 +29,7 @@ use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
 use crate::state::limits::{LimitParts, SharedLimits};
 use crate::state::links::{Listeners, Surroundings};
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
+use crate::tls::Incoming;
 
 /// HTTP/2 flow-control window of one ext_proc stream, bytes: a 1 MiB prompt arrives without waiting for a round trip.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -114,16 +115,18 @@ impl Gateway {
         let background = TaskTracker::new();
         let stop_background = CancellationToken::new();
 
-        let grpc = bind(&options.grpc).await?;
-        let http = bind(&options.http).await?;
+        let tls = listen::Tls::load(&knobs.tls, options.front.is_some(), &metrics, clock)?;
+        let grpc = Incoming::new(bind(&options.grpc).await?, tls.grpc.clone());
+        let http = Incoming::new(bind(&options.http).await?, tls.http.clone());
         let front = match &options.front {
-            Some(address) => Some(bind(address).await?),
+            Some(address) => Some(Incoming::new(bind(address).await?, tls.front.clone())),
             None => None,
         };
+        background.spawn(tls.watch(background.clone(), stop_background.clone()));
         let addresses = Addresses {
             grpc: grpc.local_addr()?,
             http: http.local_addr()?,
-            front: front.as_ref().map(TcpListener::local_addr).transpose()?,
+            front: front.as_ref().map(Incoming::local_addr).transpose()?,
         };
 
         let random = || uuid::Uuid::new_v4().as_u64_pair().0;
@@ -189,7 +192,7 @@ impl Gateway {
             fleet: Arc::clone(&fleet),
             metrics: Arc::clone(&metrics),
             readiness: Arc::clone(&readiness),
-            problems: Arc::new(move || problems.problems().texts),
+            problems: Arc::new(move || problems.problems().texts.into_iter().chain(tls.problems()).collect()),
             journal: Arc::clone(&world.journal),
             report: Arc::new(report),
             clock,
@@ -214,7 +217,8 @@ impl Gateway {
         let router = admin::router(state);
         let stopped = stop_background.clone();
         background.spawn(async move {
-            let served = axum::serve(http, router).with_graceful_shutdown(async move { stopped.cancelled().await });
+            let served = axum::serve(listen::Pages(http), router)
+                .with_graceful_shutdown(async move { stopped.cancelled().await });
             if let Err(error) = served.await {
                 tracing::error!(%error, "the admin server ended");
             }
@@ -230,9 +234,9 @@ impl Gateway {
             .add_service(Processor::service(Arc::clone(&driver)));
         let stopped = stop_accepting.clone();
         background.spawn(async move {
-            // Replies are small and each is waited for: they must not linger in the kernel.
-            let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
-            if let Err(error) = server.serve_with_incoming_shutdown(incoming, stopped.cancelled_owned()).await {
+            if let Err(error) =
+                server.serve_with_incoming_shutdown(listen::streams(grpc), stopped.cancelled_owned()).await
+            {
                 tracing::error!(%error, "the ext_proc server ended");
             }
         });

@@ -20,7 +20,6 @@ pub(super) const INERT: &[(&str, &str)] = &[
     ("AIBRIX_TOKENIZER_TTL", REMOTE),
     ("AIBRIX_TOKENIZER_REQUEST_TIMEOUT", REMOTE),
     ("AIBRIX_MAX_TOKENIZERS_PER_POOL", REMOTE),
-    ("OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY", "this build has no TLS towards collectors"),
 ];
 
 const OWN_RATES: &str = "rates are taken from this replica's own samples of the engine metrics";

@@ -2,6 +2,7 @@
 
 mod otel;
 mod plane;
+mod tls;
 
 /// One variable for the reader of the documentation.
 #[derive(Clone, Copy, Debug)]
@@ -466,6 +467,7 @@ pub(super) const GROUPS: &[Group] = &[
             ),
         ],
     },
+    tls::TLS,
     plane::PLANE,
     otel::OTEL,
 ];

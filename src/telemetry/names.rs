@@ -279,6 +279,12 @@ metrics! {
         "Claims that Redis answered: `granted`, or to be decided `again` because another replica had charged the same pod.";
     ClaimFallbacks "tandem_claim_fallbacks_total" Counter &["reason"],
         "Requests that went on without a claim: `late`, `failed`, `not_member`, `overtaken`, `queue_full` or `too_often`.";
+    TlsReloads "tandem_tls_reloads_total" Counter &["listener", "result"],
+        "Changes of a listener's TLS files: `done`, new connections get the new ones; `failed`, they cannot be used, and what was in force stays. Listeners are `grpc`, `http` and `front`.";
+    TlsExpiry "tandem_tls_certificate_expiry_timestamp_seconds" Gauge &["listener"],
+        "When the certificate that the listener presents ends, seconds since the Unix epoch.";
+    TlsHandshakeFailures "tandem_tls_handshake_failures_total" Counter &["listener", "reason"],
+        "TLS handshakes that came to nothing: `client_certificate` (none, or none of our authorities), `refused` (by the client, as a rule for our certificate), `protocol` (no TLS, or nothing in common), `closed` (by the client), `timeout` (10 s), `crowded` (the oldest of 512 at once makes room).";
     ClaimsStopped "tandem_claims_stopped_total" Counter &[],
         "Times that claims were given up until Redis was quick again.";
 }

@@ -22,4 +22,5 @@ mod real;
 mod scale;
 mod scenarios;
 mod state;
+mod tls;
 mod traces;

@@ -12,6 +12,7 @@ mod limits;
 mod plane;
 mod prefill;
 mod request;
+mod tls;
 
 #[cfg(test)]
 mod tests;
