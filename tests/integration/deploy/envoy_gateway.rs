@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{AIBRIX, ALL, bytes, groups, list, object, of_kind, rendered, seconds, text, variables, word, yaml};
+use super::{AIBRIX, ALL, TLS, bytes, groups, list, object, of_kind, rendered, seconds, text, variables, word, yaml};
 use crate::harness::envoy::{Envoy, EnvoyOptions, SHIPPED_FILE, shipped_text, validate};
 use crate::harness::http::Call;
 use crate::harness::processor::{Action, Processor, chat};
@@ -272,6 +272,31 @@ fn the_way_to_the_pods_is_that_of_the_shipped_file() {
         for proxy in of_kind(objects, "EnvoyProxy") {
             assert!(seconds(&proxy["spec"]["shutdown"]["drainTimeout"]) >= Duration::from_mins(5), "{group}");
         }
+    }
+}
+
+#[test]
+fn with_tls_both_sides_show_a_certificate_on_the_port_of_ext_proc() {
+    for objects in [&rendered().kustomize[TLS], &rendered().helm["tls"]] {
+        let workload = object(objects, "Deployment", "aibrix-gateway-plugins");
+        let container = &workload["spec"]["template"]["spec"]["containers"][0];
+        let (variables, mount) = (variables(container), word(&container["volumeMounts"][0]["mountPath"]));
+        let files = [("CERT", "tls.crt"), ("KEY", "tls.key"), ("CLIENT_CA", "ca.crt")];
+        for (name, file) in files {
+            let expected = format!("{mount}/{file}");
+            assert_eq!(variables[&*format!("TANDEM_GRPC_TLS_{name}")], Some(&*expected));
+        }
+        // Probes and scrapes are not part of it.
+        assert!(variables.keys().all(|name| !name.starts_with("TANDEM_HTTP_TLS")));
+        let policy = &object(objects, "BackendTLSPolicy", "aibrix-gateway-plugins")["spec"];
+        let service = object(objects, "Service", word(&policy["targetRefs"][0]["name"]));
+        assert_eq!(policy["targetRefs"][0]["sectionName"], service["spec"]["ports"][0]["name"]);
+        assert_eq!(service["spec"]["ports"][0]["port"], 50052);
+        assert!(service["spec"]["ports"][0]["appProtocol"].is_null(), "which would say: in the clear");
+        let secret = &workload["spec"]["template"]["spec"]["volumes"][0]["secret"];
+        assert_eq!(policy["validation"]["caCertificateRefs"][0]["name"], secret["secretName"]);
+        let proxy = &object(objects, "EnvoyProxy", "aibrix-custom-proxy-config")["spec"]["backendTLS"];
+        assert_eq!(proxy["clientCertificateRef"]["kind"], "Secret");
     }
 }
 

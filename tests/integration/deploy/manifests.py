@@ -147,6 +147,7 @@ CASES = {
         "redis": {"enabled": False, "passwordOptional": True},
         "envoyGateway": {"createGateway": False},
     },
+    "tls": {"redis": {"existingSecret": "aibrix-redis"}, "tls": {"enabled": True}},
     "numbered": {"workload": "StatefulSet", "image": {"repository": "registry.example/tandem", "tag": "1"}},
     "bare": {
         "redis": {"enabled": False, "host": "redis.example", "port": 6380, "existingSecret": "mine"},

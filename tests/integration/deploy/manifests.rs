@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::{AIBRIX, ALL, BARE, groups, list, object, of_kind, rendered, word};
+use super::{AIBRIX, ALL, BARE, TLS, groups, list, object, of_kind, rendered, word};
 
 #[test]
 fn all_manifests_parse_and_pass_schema_validation() {
@@ -21,12 +21,13 @@ fn all_manifests_parse_and_pass_schema_validation() {
             "gateway.networking.k8s.io/v1/Gateway",
             "gateway.networking.k8s.io/v1/GatewayClass",
             "gateway.networking.k8s.io/v1/HTTPRoute",
+            "gateway.networking.k8s.io/v1alpha3/BackendTLSPolicy",
             "monitoring.coreos.com/v1/ServiceMonitor",
         ]
         .map(str::to_owned),
     );
     assert_eq!(rendered.without_schema, custom);
-    for group in [ALL, AIBRIX, BARE] {
+    for group in [ALL, AIBRIX, BARE, TLS] {
         assert!(rendered.kustomize[group].len() > 10, "{group}");
     }
     // The namespace of everything that has one: an object in `default` would be found by nobody.
@@ -68,7 +69,7 @@ fn plain(objects: &[Value]) -> BTreeMap<(String, String), Value> {
 #[test]
 fn the_chart_and_the_kustomizations_say_the_same() {
     let rendered = rendered();
-    for (chart, kustomization) in [("as kustomize", ALL), ("aibrix", AIBRIX)] {
+    for (chart, kustomization) in [("as kustomize", ALL), ("aibrix", AIBRIX), ("tls", TLS)] {
         let (mut chart, mut kustomization) = (plain(&rendered.helm[chart]), plain(&rendered.kustomize[kustomization]));
         // Somebody else's Redis: one opens the port to the namespace, the other to everywhere.
         let policy = ("NetworkPolicy".to_owned(), "aibrix-gateway-plugins".to_owned());

@@ -26,6 +26,9 @@ const AIBRIX: &str = "deploy/kubernetes/overlays/aibrix";
 /// With an Envoy of its own.
 const BARE: &str = "deploy/kubernetes/overlays/bare-envoy";
 
+/// TLS between Envoy and ext_proc.
+const TLS: &str = "deploy/kubernetes/overlays/tls";
+
 /// What `manifests.py` prints.
 #[derive(Debug, Deserialize)]
 struct Rendered {
