@@ -17,7 +17,7 @@ fn drain(envoy: &Envoy, seconds: &str) -> Process {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r83_envoy_is_stopped_when_its_answers_are_over() {
+async fn r91_envoy_is_stopped_when_its_answers_are_over() {
     let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n";
     let engine = RawServer::start(vec![vec![Step::ReadRequest, Step::Send(head.into()), Step::AwaitClose]]).await;
     let processor = Processor::start(vec![Action::Route(engine.address())]).await;

@@ -96,7 +96,7 @@ fn names_are_those_of_aibrix() {
 }
 
 #[test]
-fn the_filter_fails_closed_and_waits_for_the_prefill() {
+fn r81_the_filter_fails_closed_and_waits_for_the_prefill() {
     let shipped = Shipped::read();
     for (group, objects, gateway) in with_envoy_gateway() {
         let policy = &object(objects, "EnvoyExtensionPolicy", POLICY)["spec"];
@@ -128,7 +128,7 @@ fn the_filter_fails_closed_and_waits_for_the_prefill() {
 }
 
 #[test]
-fn replicas_are_checked_balanced_and_ejected_as_in_the_shipped_file() {
+fn r83_replicas_are_checked_balanced_and_ejected_as_in_the_shipped_file() {
     let shipped = Shipped::read();
     let cluster = shipped.cluster("tandem");
     let (check, outlier) = (&cluster["health_checks"][0], &cluster["outlier_detection"]);

@@ -94,7 +94,7 @@ fn arguments_and_ports_are_those_of_the_program() {
 }
 
 #[test]
-fn r83_the_grace_period_covers_the_drain() {
+fn r91_the_grace_period_covers_the_drain() {
     for (group, workload, container) in gateways() {
         let variables = variables(container);
         let number = |name: &str| variables[name].expect(name).parse::<u64>().expect(name);
@@ -118,7 +118,7 @@ fn r83_the_grace_period_covers_the_drain() {
 }
 
 #[test]
-fn a_roll_out_never_takes_a_replica_away_before_another_serves() {
+fn r91_a_roll_out_never_takes_a_replica_away_before_another_serves() {
     for (group, workload, _) in gateways() {
         let spec = &workload["spec"];
         assert!(spec["replicas"].as_u64().is_some_and(|replicas| replicas >= 3), "{group}");
