@@ -7,6 +7,7 @@
 #![allow(clippy::large_futures, reason = "a scenario is one future, made once")]
 
 mod bodies;
+mod deploy;
 mod envoy_file;
 mod ext_proc;
 mod hardening;
