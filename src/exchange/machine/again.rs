@@ -43,6 +43,7 @@ impl Exchange {
             Ok(state) => {
                 tracing::info!(request_id = self.record.request_id, reason = reason.label(), "starting over");
                 self.world.metrics.retried(reason);
+                self.record.retry = Some(reason);
                 self.unclaimed = false;
                 self.watchdog = None;
                 Some(state)

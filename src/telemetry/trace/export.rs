@@ -19,6 +19,7 @@ use opentelemetry_sdk::trace::{
 use tokio::runtime::Handle;
 
 use super::Tracer;
+use super::sync::WithSyncs;
 use crate::knobs::{OtelKnobs, OtlpProtocol, TraceSampler};
 
 /// Tracing is asked for, but cannot be had.
@@ -103,7 +104,7 @@ impl Tracing {
             .extend(knobs.resource_attributes.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())));
         let provider = SdkTracerProvider::builder()
             .with_span_processor(processor)
-            .with_sampler(sampler(knobs.sampler))
+            .with_sampler(WithSyncs(sampler(knobs.sampler)))
             .with_resource(Resource::builder_empty().with_attributes(attributes).build())
             .build();
         Tracing { tracer: tracer_of(&provider), provider, flow }
