@@ -226,7 +226,8 @@ impl Knobs {
         let scrape = read_scrape(&mut reader);
         let prefix = read_prefix(&mut reader);
         let plane = plane::read(&mut reader);
-        let otel = otel::read(&mut reader);
+        let named = reader.raw("POD_NAME").is_some();
+        let otel = otel::read(&mut reader, (&gateway_pod, named));
         reader.report_inert();
         if !refusals.is_empty() {
             return Err(Refusal { reasons: refusals });

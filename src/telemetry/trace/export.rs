@@ -50,6 +50,7 @@ pub struct Tracing {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
     flow: Arc<Flow>,
+    propagate: bool,
 }
 
 impl Tracing {
@@ -107,12 +108,12 @@ impl Tracing {
             .with_sampler(WithSyncs(sampler(knobs.sampler)))
             .with_resource(Resource::builder_empty().with_attributes(attributes).build())
             .build();
-        Tracing { tracer: tracer_of(&provider), provider, flow }
+        Tracing { tracer: tracer_of(&provider), provider, flow, propagate: knobs.propagate }
     }
 
     /// Makes spans for this export.
     pub fn tracer(&self) -> Tracer {
-        Tracer::on(self.tracer.clone())
+        Tracer::on(self.tracer.clone()).propagating(self.propagate)
     }
 
     pub(super) fn sdk(&self) -> SdkTracer {

@@ -51,6 +51,11 @@ impl LegSpan {
         LegSpan { span: Some(tracer.build_with_context(builder, parent)), headers: HeaderMap::new() }
     }
 
+    pub(super) fn with_headers(mut self, headers: HeaderMap) -> LegSpan {
+        self.headers = headers;
+        self
+    }
+
     /// `traceparent` and `tracestate` for the leg: those of this span, or, with tracing off, the client's as they came.
     /// They replace whatever the forwarded headers hold.
     pub fn headers(&self) -> &HeaderMap {

@@ -18,6 +18,8 @@ const ROOT: &str = "tandem.request";
 #[derive(Clone, Debug, Default)]
 pub struct Tracer {
     pub(super) sdk: Option<SdkTracer>,
+    /// Callers' trace context is left alone.
+    aloof: bool,
 }
 
 impl Tracer {
@@ -27,7 +29,12 @@ impl Tracer {
     }
 
     pub(super) fn on(sdk: SdkTracer) -> Tracer {
-        Tracer { sdk: Some(sdk) }
+        Tracer { sdk: Some(sdk), aloof: false }
+    }
+
+    /// Whether callers' trace context is taken up, and engines are sent ours.
+    pub(super) fn propagating(self, propagate: bool) -> Tracer {
+        Tracer { aloof: !propagate, ..self }
     }
 
     /// A request arrived.
@@ -38,7 +45,7 @@ impl Tracer {
             request_id = tracing::field::Empty,
         );
         let on = self.sdk.as_ref().map(|sdk| {
-            let remote = match parent.remote {
+            let remote = match parent.remote.filter(|_| !self.aloof) {
                 Some(remote) => Context::new().with_remote_span_context(remote),
                 None => Context::new(),
             };
@@ -53,7 +60,7 @@ impl Tracer {
             };
             On { sdk: sdk.clone(), recording: root.span().is_recording(), root, layered }
         });
-        RequestTrace { log, on, client: parent.client, finished: false }
+        RequestTrace { log, on, client: parent.client, aloof: self.aloof, finished: false }
     }
 }
 
@@ -73,6 +80,7 @@ pub struct RequestTrace {
     log: tracing::Span,
     on: Option<On>,
     client: HeaderMap,
+    aloof: bool,
     finished: bool,
 }
 
@@ -167,7 +175,8 @@ impl RequestTrace {
             Some(on) => {
                 let attributes = if on.recording { attributes() } else { Vec::new() };
                 let birth = Birth { name, kind: SpanKind::Client, attributes, links: Vec::new() };
-                LegSpan::start(&on.sdk, &on.root, birth)
+                let leg = LegSpan::start(&on.sdk, &on.root, birth);
+                if self.aloof { leg.with_headers(self.client.clone()) } else { leg }
             }
         }
     }
