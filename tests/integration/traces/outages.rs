@@ -5,7 +5,7 @@ use crate::harness::engines::{Sandbox, SandboxOptions};
 use crate::harness::http::Call;
 use crate::harness::otlp::Collector;
 use crate::harness::processor::closed_port;
-use crate::harness::raw::RawServer;
+use crate::harness::raw::{RawServer, Step};
 use crate::harness::{SOON, eventually};
 
 /// Spans of one whole answer without a stream: the root, both legs, five steps.
@@ -17,7 +17,7 @@ const MEMORY: &str = "process_resident_memory_bytes";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn export_never_holds_a_request_up() {
-    let hanging = RawServer::start(Vec::new()).await;
+    let hanging = RawServer::start(vec![vec![Step::AwaitClose]]).await;
     for (protocol, name) in [(Protocol::Grpc, "grpc"), (Protocol::Http, "http/protobuf")] {
         for (kind, address) in [("silent", hanging.address()), ("absent", closed_port())] {
             let endpoint = format!("http://{address}");

@@ -42,12 +42,12 @@ fn fronts(sandbox: &Sandbox) -> Vec<String> {
     sandbox.fleet.tandems.iter().map(|tandem| base(tandem.front().expect("a front"))).collect()
 }
 
-/// The first sync that is linked to this span.
-async fn sync_of(collector: &Collector, root: &Span) -> Span {
-    let link = (root.trace_id.clone(), root.span_id.clone());
+/// The first sync that is linked to a span of this trace.
+async fn sync_of(collector: &Collector, trace: &str) -> Span {
     collector
         .wait_for("a sync that carries the request", |spans| {
-            spans.iter().find(|span| span.name == SYNC && span.links.contains(&link)).cloned()
+            let linked = |span: &&Span| span.name == SYNC && span.links.iter().any(|(linked, _)| linked == trace);
+            spans.iter().find(linked).cloned()
         })
         .await
 }
@@ -70,12 +70,13 @@ async fn r88_a_sync_is_linked_to_the_requests_that_it_carries() {
             let quiet = Call::post(&front, CHAT, chat(false)).header("traceparent", &quiet);
             let unheard = tokio::spawn(async move { quiet.send().await.body().await.complete });
             within("the other leg", hold.wait_for(2)).await;
+            let sync = sync_of(&collector, &trace).await;
             hold.release();
             assert!(asked.await.expect("no panic") && unheard.await.expect("no panic"));
             let children = [&STREAMED[..], &[PREFILL, DECODE]].concat();
             let spans = gathered(&collector, &trace, PARENT, &children).await;
             let root = one(&spans, "tandem.request");
-            let sync = sync_of(&collector, root).await;
+            assert!(sync.links.contains(&(trace.clone(), root.span_id.clone())), "{sync:?}");
             assert_eq!((sync.parent_id.as_str(), sync.kind, sync.service.as_str()), ("", CLIENT, SERVICE));
             assert_ne!(sync.trace_id, trace, "a trace of its own");
             assert_attributes(
