@@ -129,11 +129,13 @@ impl Gateway {
         let prefix = Arc::clone(&world.prefix);
         let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
         let redis = plane::connect(&knobs.plane)?;
+        let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
         let around = Surroundings {
             fleet: Arc::clone(&fleet),
             snapshots: builder.subscribe(),
             metrics: Arc::clone(&metrics),
             clock,
+            tracer: tracer.clone(),
             listeners: Listeners {
                 prefix: Arc::clone(&prefix),
                 sessions: Arc::clone(&world.sessions),
@@ -167,7 +169,6 @@ impl Gateway {
 
         let (stop_accepting, stops) = (CancellationToken::new(), Stops::default());
         let seeds = Seeds::new(random());
-        let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
         let driver = Arc::new(Driver::new(Arc::clone(&world), clock, seeds, tracer, exchanges.clone(), stops.clone()));
 
         background.spawn(sweep_token_charges(Arc::clone(&world), clock, stop_background.clone()));

@@ -56,8 +56,10 @@ pub struct OtelKnobs {
     pub timeout: Duration,
     /// `service.name`.
     pub service_name: String,
-    /// Resource attributes beside it.
+    /// Resource attributes beside it: the operator's, then `service.instance.id` and what Kubernetes says of the pod.
     pub resource_attributes: Vec<(String, String)>,
+    /// Take up callers' trace context and send ours to engines (`tracecontext` among the propagators).
+    pub propagate: bool,
     /// Sampler (follow the caller, else record).
     pub sampler: TraceSampler,
     /// Spans waiting for export (2048); more are dropped and counted.
@@ -68,7 +70,16 @@ pub struct OtelKnobs {
     pub schedule_delay: Duration,
 }
 
-pub(super) fn read(reader: &mut Reader<'_>) -> OtelKnobs {
+/// What Kubernetes' downward API says, and the attribute that it is.
+const DOWNWARD: [(&str, &str); 4] = [
+    ("POD_NAME", "k8s.pod.name"),
+    ("POD_NAMESPACE", "k8s.namespace.name"),
+    ("POD_UID", "k8s.pod.uid"),
+    ("NODE_NAME", "k8s.node.name"),
+];
+
+/// `replica`: this replica's name, and whether `POD_NAME` says so.
+pub(super) fn read(reader: &mut Reader<'_>, replica: (&str, bool)) -> OtelKnobs {
     let as_is = |text: &str| Ok(text.to_owned());
     let traces_endpoint = reader.optional("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", as_is, without_credentials);
     let base_endpoint = reader.optional("OTEL_EXPORTER_OTLP_ENDPOINT", as_is, without_credentials);
@@ -103,6 +114,20 @@ pub(super) fn read(reader: &mut Reader<'_>) -> OtelKnobs {
     let named = resource_attributes.iter().position(|(key, _)| key == "service.name");
     let attribute_name = named.map(|index| resource_attributes.remove(index).1);
     let service_name = service_name.or(attribute_name).unwrap_or_else(|| "aibrix-gateway-plugin".to_owned());
+
+    let pod_name = replica.1.then(|| replica.0.to_owned());
+    let of_pod = DOWNWARD.map(|(variable, key)| {
+        let value = if variable == "POD_NAME" { pod_name.clone() } else { reader.text(variable) };
+        value.map(|value| (key, value))
+    });
+    let instance = ("service.instance.id", replica.0.to_owned());
+    for (key, value) in std::iter::once(instance).chain(of_pod.into_iter().flatten()) {
+        if !resource_attributes.iter().any(|(known, _)| known == key) {
+            resource_attributes.push((key.to_owned(), value));
+        }
+    }
+    let propagate =
+        reader.value("OTEL_PROPAGATORS", true, propagators, |on| if *on { "tracecontext" } else { "none" }.to_owned());
 
     let sampler = reader.choice(
         "OTEL_TRACES_SAMPLER",
@@ -147,10 +172,21 @@ pub(super) fn read(reader: &mut Reader<'_>) -> OtelKnobs {
         timeout: traces_timeout.unwrap_or(base_timeout),
         service_name,
         resource_attributes,
+        propagate,
         sampler: TraceSampler { parent_based: sampler.0, ratio: sampler.1.unwrap_or(ratio) },
         queue_size,
         batch_size: batch_size.min(queue_size),
         schedule_delay,
+    }
+}
+
+/// Whether `tracecontext` is among them. `baggage` goes to both legs as it came, whatever is said here.
+fn propagators(text: &str) -> Result<bool, parse::Expected> {
+    let mut names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    if names.clone().all(|name| ["tracecontext", "baggage", "none"].contains(&name)) {
+        Ok(names.any(|name| name == "tracecontext"))
+    } else {
+        Err("`tracecontext`, `baggage`, or `none`")
     }
 }
 

@@ -233,7 +233,8 @@ impl Knobs {
         let tls = tls::read(&mut reader, &mut refusals);
         let plane = plane::read(&mut reader);
         let kubernetes = kubernetes::read(&mut reader);
-        let otel = otel::read(&mut reader);
+        let named = reader.raw("POD_NAME").is_some();
+        let otel = otel::read(&mut reader, (&gateway_pod, named));
         reader.report_inert();
         if !refusals.is_empty() {
             return Err(Refusal { reasons: refusals });

@@ -400,12 +400,27 @@ fn otel_details() {
         ("OTEL_BSP_MAX_QUEUE_SIZE", "100"),
     ]);
     assert_eq!(knobs.otel.service_name, "a");
-    assert_eq!(knobs.otel.resource_attributes, [("k8s.pod.name".to_owned(), "b/c".to_owned())]);
+    let expected = [("k8s.pod.name", "b/c"), ("service.instance.id", "the host name")];
+    assert_eq!(knobs.otel.resource_attributes, expected.map(|(key, value)| (key.to_owned(), value.to_owned())));
     assert_eq!(knobs.otel.sampler, TraceSampler { parent_based: true, ratio: 0.25 });
     assert_eq!(knobs.otel.timeout, Duration::from_secs(2));
     assert_eq!((knobs.otel.queue_size, knobs.otel.batch_size), (100, 100));
     let (knobs, _) = read(&[("OTEL_RESOURCE_ATTRIBUTES", "service.name=a"), ("OTEL_SERVICE_NAME", "b")]);
-    assert_eq!((knobs.otel.service_name.as_str(), knobs.otel.resource_attributes.len()), ("b", 0));
+    assert_eq!((knobs.otel.service_name.as_str(), knobs.otel.resource_attributes.len()), ("b", 1));
+    let (knobs, _) = read(&[
+        ("OTEL_RESOURCE_ATTRIBUTES", "k8s.node.name=mine"),
+        ("POD_NAME", "gw-1"),
+        ("POD_NAMESPACE", "infra"),
+        ("POD_UID", "u-1"),
+        ("NODE_NAME", "n-1"),
+    ]);
+    let attributes: Vec<String> =
+        knobs.otel.resource_attributes.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let of_pod = ["service.instance.id=gw-1", "k8s.pod.name=gw-1", "k8s.namespace.name=infra", "k8s.pod.uid=u-1"];
+    assert_eq!(attributes, [&["k8s.node.name=mine"][..], &of_pod].concat(), "what the operator says wins");
+    for (text, propagate) in [("tracecontext,baggage", true), ("baggage", false), ("none", false), ("b3", true)] {
+        assert_eq!(read(&[("OTEL_PROPAGATORS", text)]).0.otel.propagate, propagate, "{text}");
+    }
 }
 
 #[test]

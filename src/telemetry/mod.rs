@@ -19,6 +19,6 @@ pub use metrics::{
 };
 pub use record::{DecisionEssentials, Outcome, RequestRecord, Timings};
 pub use trace::{
-    LegSpan, LoggingError, RequestTrace, SelectedTarget, TraceParent, Tracer, Tracing, TracingError, init_logging,
-    request_id,
+    Branch, Carried, LeftCharges, LegSpan, LoggingError, RequestTrace, SyncFacts, SyncSpan, SyncTracer, TraceParent,
+    Tracer, Tracing, TracingError, init_logging, moment, request_id,
 };

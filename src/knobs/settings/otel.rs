@@ -65,6 +65,22 @@ pub(super) const OTEL: Group = Group {
         one("OTEL_SERVICE_NAME", "aibrix-gateway-plugin", "text", "", "Resource attribute `service.name`."),
         one("OTEL_RESOURCE_ATTRIBUTES", "unset", "`key=value,…`", "", "Further resource attributes."),
         one(
+            "POD_NAMESPACE",
+            "unset",
+            "text",
+            "",
+            "Resource attribute `k8s.namespace.name`; `POD_NAME` is `k8s.pod.name`.",
+        ),
+        one("POD_UID", "unset", "text", "", "Resource attribute `k8s.pod.uid`."),
+        one("NODE_NAME", "unset", "text", "", "Resource attribute `k8s.node.name`."),
+        one(
+            "OTEL_PROPAGATORS",
+            "tracecontext",
+            "`tracecontext`, `baggage`, `none`",
+            "",
+            "Without `tracecontext`, callers' trace context is not taken up and goes to the engines as it came.",
+        ),
+        one(
             "OTEL_TRACES_SAMPLER",
             "parentbased_always_on",
             "`always_on`, `always_off`, `traceidratio`, or one of these after `parentbased_`",

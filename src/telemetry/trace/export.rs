@@ -18,6 +18,7 @@ use opentelemetry_sdk::trace::{
 };
 use tokio::runtime::Handle;
 
+use super::sync::WithSyncs;
 use super::{Tracer, collector};
 use crate::knobs::{OtelKnobs, OtlpProtocol, TraceSampler};
 use crate::tls::TlsError;
@@ -51,6 +52,7 @@ pub struct Tracing {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
     flow: Arc<Flow>,
+    propagate: bool,
 }
 
 impl Tracing {
@@ -113,15 +115,15 @@ impl Tracing {
             .extend(knobs.resource_attributes.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())));
         let provider = SdkTracerProvider::builder()
             .with_span_processor(processor)
-            .with_sampler(sampler(knobs.sampler))
+            .with_sampler(WithSyncs(sampler(knobs.sampler)))
             .with_resource(Resource::builder_empty().with_attributes(attributes).build())
             .build();
-        Tracing { tracer: tracer_of(&provider), provider, flow }
+        Tracing { tracer: tracer_of(&provider), provider, flow, propagate: knobs.propagate }
     }
 
     /// Makes spans for this export.
     pub fn tracer(&self) -> Tracer {
-        Tracer::on(self.tracer.clone())
+        Tracer::on(self.tracer.clone()).propagating(self.propagate)
     }
 
     pub(super) fn sdk(&self) -> SdkTracer {

@@ -37,8 +37,29 @@ pub struct Span {
     pub attributes: BTreeMap<String, String>,
     /// Names of its events.
     pub events: Vec<String>,
+    /// The same with what is known of each.
+    pub moments: Vec<Moment>,
+    /// Trace and span id of each link.
+    pub links: Vec<(String, String)>,
+    /// 1 internal, 2 server, 3 client.
+    pub kind: i32,
+    /// Nanoseconds since the Unix epoch.
+    pub start: u64,
+    pub end: u64,
+    /// Name of its instrumentation scope.
+    pub scope: String,
+    pub resource: Arc<BTreeMap<String, String>>,
     /// Status code: 0 unset, 1 ok, 2 error.
     pub status: i32,
+}
+
+/// One event of a span.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Moment {
+    pub name: String,
+    /// Nanoseconds since the Unix epoch.
+    pub at: u64,
+    pub attributes: BTreeMap<String, String>,
 }
 
 type Spans = Arc<Mutex<Vec<Span>>>;
@@ -127,10 +148,10 @@ impl TraceService for Sink {
     ) -> Result<Response<pb::ExportTraceServiceResponse>, Status> {
         let mut spans = self.0.lock().expect("spans");
         for resource in request.into_inner().resource_spans {
-            let attributes = texts(&resource.resource.unwrap_or_default().attributes);
-            let service = attributes.get("service.name").cloned().unwrap_or_default();
-            for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
-                spans.push(plain(service.clone(), &span));
+            let attributes = Arc::new(texts(&resource.resource.unwrap_or_default().attributes));
+            for scope in resource.scope_spans {
+                let name = scope.scope.map(|scope| scope.name).unwrap_or_default();
+                spans.extend(scope.spans.iter().map(|span| plain(&attributes, &name, span)));
             }
         }
         Ok(Response::new(pb::ExportTraceServiceResponse::default()))
@@ -152,15 +173,30 @@ async fn over_http(State(sink): State<Sink>, body: Bytes) -> impl IntoResponse {
     (status, [("content-type", "application/x-protobuf")], Bytes::new())
 }
 
-fn plain(service: String, span: &PbSpan) -> Span {
+fn plain(resource: &Arc<BTreeMap<String, String>>, scope: &str, span: &PbSpan) -> Span {
     Span {
-        service,
+        service: resource.get("service.name").cloned().unwrap_or_default(),
         name: span.name.clone(),
         trace_id: hex(&span.trace_id),
         span_id: hex(&span.span_id),
         parent_id: hex(&span.parent_span_id),
         attributes: texts(&span.attributes),
         events: span.events.iter().map(|event| event.name.clone()).collect(),
+        moments: span
+            .events
+            .iter()
+            .map(|event| Moment {
+                name: event.name.clone(),
+                at: event.time_unix_nano,
+                attributes: texts(&event.attributes),
+            })
+            .collect(),
+        links: span.links.iter().map(|link| (hex(&link.trace_id), hex(&link.span_id))).collect(),
+        kind: span.kind,
+        start: span.start_time_unix_nano,
+        end: span.end_time_unix_nano,
+        scope: scope.to_owned(),
+        resource: Arc::clone(resource),
         status: span.status.as_ref().map_or(0, |status| status.code),
     }
 }
