@@ -3,9 +3,11 @@
 use http::HeaderMap;
 use opentelemetry::trace::TraceId;
 
+use crate::clock::Clock;
 use crate::exchange::Event;
 use crate::telemetry::{
-    DecisionEssentials, LegSpan, Outcome, PodLabels, RequestRecord, RequestTrace, SelectedTarget, TraceParent, Tracer,
+    DecisionEssentials, LegSpan, Outcome, PodLabels, RequestRecord, RequestTrace, SampledTrace, SelectedTarget,
+    TraceParent, Tracer,
 };
 
 /// The root span and the legs that are open. All of them end when this is dropped.
@@ -50,6 +52,12 @@ impl Spans {
     /// The trace id of the root span.
     pub fn trace_id(&self) -> Option<TraceId> {
         self.root.as_ref().and_then(RequestTrace::trace_id)
+    }
+
+    /// The trace that exemplars may name, until the end: nobody keeps one that is not sampled.
+    pub fn sampled(&self, clock: Clock) -> Option<SampledTrace> {
+        let id = self.root.as_ref().and_then(RequestTrace::sampled_trace_id)?;
+        Some(SampledTrace { id, at: clock.wall_at(clock.now()) })
     }
 
     /// The request got its id.

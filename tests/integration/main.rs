@@ -15,6 +15,7 @@ mod harness_itself;
 mod interop;
 mod matrix;
 mod metrics;
+mod observability;
 mod openai_client;
 mod readme;
 mod real;
