@@ -46,6 +46,17 @@ pub fn all_queries() -> Vec<(String, String)> {
     all
 }
 
+/// What marks moments on the dashboards.
+fn annotations() -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for (file, dashboard) in dashboards() {
+        let list = dashboard["annotations"]["list"].as_array().expect("annotations");
+        all.extend(list.iter().filter_map(|one| Some((file.clone(), one["expr"].as_str()?.to_owned()))));
+    }
+    assert!(!all.is_empty(), "the annotations were read");
+    all
+}
+
 /// A query as Prometheus can take it: everything chosen, and this range.
 pub fn filled(query: &str, range: &str) -> String {
     let mut query = query.to_owned();
@@ -67,7 +78,7 @@ fn every_metric_and_label_of_every_panel_exists() {
     let queries = all_queries();
     assert!(queries.len() > 100, "the dashboards were read: {}", queries.len());
     let mut missing: Vec<String> = Vec::new();
-    for (place, query) in queries {
+    for (place, query) in queries.into_iter().chain(annotations()) {
         missing
             .extend(known.missing(&filled(&query, "1m")).into_iter().map(|what| format!("{place}: {what}: {query}")));
     }
