@@ -103,6 +103,7 @@ impl Gateway {
         let knobs = Arc::new(knobs);
         let metrics = Arc::new(Metrics::new(&knobs.gateway_pod).with_ttft_threshold(knobs.ttft_threshold));
         metrics.set_config_errors(report.config_errors);
+        metrics.set_limits(knobs.limits.max_streams, knobs.limits.max_buffered_bytes);
         let fleet = Arc::new(Fleet::default());
         let background = TaskTracker::new();
         let stop_background = CancellationToken::new();

@@ -3,13 +3,16 @@
 mod buckets;
 mod durations;
 mod family;
+mod histogram;
 mod labels;
 mod legs;
 mod metrics;
 mod names;
+mod openmetrics;
 mod record;
 mod trace;
 
+pub use histogram::SampledTrace;
 pub use labels::PodLabels;
 pub use legs::{AbortResult, AbortTrigger, RetryReason, WatchdogPhase};
 pub use metrics::{

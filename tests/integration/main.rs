@@ -17,6 +17,7 @@ mod interop;
 mod kubernetes;
 mod matrix;
 mod metrics;
+mod observability;
 mod openai_client;
 mod readme;
 mod real;
