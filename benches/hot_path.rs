@@ -271,7 +271,7 @@ fn requests(bench: &Bench) {
             exchange.on(now, Event::AnswerChunk { data: done, end: true }, &mut effects);
             for effect in &effects {
                 if let Effect::End(record) = effect {
-                    world.metrics.finish(record);
+                    world.metrics.finish(record, None);
                 }
             }
             assert!(exchange.ended());

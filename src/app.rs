@@ -1,5 +1,6 @@
 //! The composition root: builds everything, passes it in, spawns into task trackers, stops in order.
 
+mod listen;
 mod plane;
 mod sources;
 
@@ -11,7 +12,6 @@ use anyhow::{Context as _, Result};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::server::TcpIncoming;
 
 use crate::admin::{self, AdminState, Readiness};
 use crate::bands::{self, Keepers};
@@ -29,6 +29,7 @@ use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
 use crate::state::limits::{LimitParts, SharedLimits};
 use crate::state::links::{Listeners, Surroundings};
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
+use crate::tls::Incoming;
 
 pub use sources::Source;
 use sources::Sources;
@@ -102,20 +103,23 @@ impl Gateway {
         let knobs = Arc::new(knobs);
         let metrics = Arc::new(Metrics::new(&knobs.gateway_pod).with_ttft_threshold(knobs.ttft_threshold));
         metrics.set_config_errors(report.config_errors);
+        metrics.set_limits(knobs.limits.max_streams, knobs.limits.max_buffered_bytes);
         let fleet = Arc::new(Fleet::default());
         let background = TaskTracker::new();
         let stop_background = CancellationToken::new();
 
-        let grpc = bind(&options.grpc).await?;
-        let http = bind(&options.http).await?;
+        let tls = listen::Tls::load(&knobs.tls, options.front.is_some(), &metrics, clock)?;
+        let grpc = Incoming::new(bind(&options.grpc).await?, tls.grpc.clone());
+        let http = Incoming::new(bind(&options.http).await?, tls.http.clone());
         let front = match &options.front {
-            Some(address) => Some(bind(address).await?),
+            Some(address) => Some(Incoming::new(bind(address).await?, tls.front.clone())),
             None => None,
         };
+        background.spawn(tls.watch(background.clone(), stop_background.clone()));
         let addresses = Addresses {
             grpc: grpc.local_addr()?,
             http: http.local_addr()?,
-            front: front.as_ref().map(TcpListener::local_addr).transpose()?,
+            front: front.as_ref().map(Incoming::local_addr).transpose()?,
         };
 
         let random = || uuid::Uuid::new_v4().as_u64_pair().0;
@@ -126,11 +130,13 @@ impl Gateway {
         let prefix = Arc::clone(&world.prefix);
         let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
         let redis = plane::connect(&knobs.plane)?;
+        let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
         let around = Surroundings {
             fleet: Arc::clone(&fleet),
             snapshots: builder.subscribe(),
             metrics: Arc::clone(&metrics),
             clock,
+            tracer: tracer.clone(),
             listeners: Listeners {
                 prefix: Arc::clone(&prefix),
                 sessions: Arc::clone(&world.sessions),
@@ -164,7 +170,6 @@ impl Gateway {
 
         let (stop_accepting, stops) = (CancellationToken::new(), Stops::default());
         let seeds = Seeds::new(random());
-        let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
         let driver = Arc::new(Driver::new(Arc::clone(&world), clock, seeds, tracer, exchanges.clone(), stops.clone()));
 
         background.spawn(sweep_token_charges(Arc::clone(&world), clock, stop_background.clone()));
@@ -188,7 +193,7 @@ impl Gateway {
             fleet: Arc::clone(&fleet),
             metrics: Arc::clone(&metrics),
             readiness: Arc::clone(&readiness),
-            problems: Arc::new(move || problems.problems().texts),
+            problems: Arc::new(move || problems.problems().texts.into_iter().chain(tls.problems()).collect()),
             journal: Arc::clone(&world.journal),
             report: Arc::new(report),
             clock,
@@ -217,7 +222,8 @@ impl Gateway {
         let router = admin::router(state);
         let stopped = stop_background.clone();
         background.spawn(async move {
-            let served = axum::serve(http, router).with_graceful_shutdown(async move { stopped.cancelled().await });
+            let served = axum::serve(listen::Pages(http), router)
+                .with_graceful_shutdown(async move { stopped.cancelled().await });
             if let Err(error) = served.await {
                 tracing::error!(%error, "the admin server ended");
             }
@@ -235,9 +241,9 @@ impl Gateway {
             .add_service(Processor::service(Arc::clone(&driver)));
         let stopped = stop_accepting.clone();
         background.spawn(async move {
-            // Replies are small and each is waited for: they must not linger in the kernel.
-            let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
-            if let Err(error) = server.serve_with_incoming_shutdown(incoming, stopped.cancelled_owned()).await {
+            if let Err(error) =
+                server.serve_with_incoming_shutdown(listen::streams(grpc), stopped.cancelled_owned()).await
+            {
                 tracing::error!(%error, "the ext_proc server ended");
             }
         });

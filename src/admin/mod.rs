@@ -3,6 +3,7 @@
 //! Read-only, and without secrets: nothing here changes the gateway, and no client request comes this way. It may be
 //! reached by anything in the cluster, unless `TANDEM_ADMIN_TOKEN` asks for a token.
 
+mod accept;
 mod debug;
 mod decisions;
 mod page;
@@ -18,8 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{StatusCode, Uri};
+use axum::http::header::{CONTENT_TYPE, VARY};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router, middleware};
@@ -97,13 +98,19 @@ pub fn router(state: AdminState) -> Router {
         .with_state(state)
 }
 
-async fn metrics(State(state): State<AdminState>) -> impl IntoResponse {
+async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> impl IntoResponse {
     (state.before_metrics)(&state.metrics);
     state::gauge(&state.plane.status(state.clock.now()), &state.metrics);
     state.metrics.set_config_errors(state.report.config_errors + (state.problems)().len());
-    let gauges = gauges(&state.fleet.load(), state.clock);
-    let page = state.metrics.render(&gauges, state.clock.now());
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page)
+    let snapshot = state.fleet.load();
+    state.metrics.set_ready(ready::wants_traffic(&state.readiness, &snapshot));
+    let gauges = gauges(&snapshot, state.clock);
+    let format = accept::wanted(&headers);
+    let page = match format {
+        accept::Format::Text => state.metrics.render(&gauges, state.clock.now()),
+        accept::Format::OpenMetrics => state.metrics.render_openmetrics(&gauges, state.clock.now()),
+    };
+    ([(CONTENT_TYPE, format.content_type()), (VARY, "accept")], page)
 }
 
 /// The fleet as the metrics show it.
@@ -136,6 +143,7 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
             .map(|model| ModelGauge {
                 name: Arc::clone(&model.name),
                 replicas: model.routable.len(),
+                rolesets_incomplete: model.partial.len(),
                 config_disagreements: model.config_disagreements,
                 // Of an alias they are counted with the model whose pods they are.
                 ejected: (!model.is_alias()).then(|| EjectedGauge {

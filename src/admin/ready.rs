@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use super::AdminState;
+use crate::fleet::Snapshot;
 
 /// Set once, when the replica begins to go away. The gRPC health service follows it as well.
 #[derive(Debug, Default)]
@@ -25,6 +26,11 @@ impl Readiness {
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
+}
+
+/// Whether [`readyz`] says yes.
+pub(super) fn wants_traffic(readiness: &Readiness, snapshot: &Snapshot) -> bool {
+    !readiness.is_draining() && snapshot.version != 0
 }
 
 /// 503 while draining and before the first snapshot of the fleet. An empty fleet and configuration errors are listed,
@@ -56,9 +62,10 @@ pub(super) async fn readyz(State(state): State<AdminState>) -> (StatusCode, Json
     }
     notes.extend(words.notes);
     notes.extend(super::state::notes(&state.plane.status(state.clock.now())));
-    let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let ready = wants_traffic(&state.readiness, &snapshot);
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let detail = json!({
-        "ready": reasons.is_empty(),
+        "ready": ready,
         "reasons": reasons,
         "notes": notes,
         "draining": draining,

@@ -14,6 +14,7 @@ mod plane;
 mod read;
 mod settings;
 mod strategy;
+mod tls;
 
 #[cfg(test)]
 mod tests;
@@ -25,10 +26,11 @@ pub use decode::{AbortKnobs, DecodeTimer, DecodeWatchdog};
 pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
 pub use kubernetes::KubernetesKnobs;
-pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
+pub use otel::{OtelKnobs, OtlpProtocol, OtlpTls, TraceSampler};
 pub use parse::MAX_TOKENS;
 pub use plane::{Grade, PlaneKnobs, RateFallback, RedisTarget};
 pub use strategy::{MAX_STRATEGY_WEIGHT, STRATEGIES, StrategyError, StrategyWeights, parse_strategy};
+pub use tls::{TlsFiles, TlsKnobs};
 
 #[cfg(test)]
 pub(crate) use docs::{assert_generated, described};
@@ -424,6 +426,8 @@ pub struct Knobs {
     pub scrape: ScrapeKnobs,
     /// Prefix index.
     pub prefix: PrefixKnobs,
+    /// TLS of the listeners.
+    pub tls: TlsKnobs,
     /// What replicas share, and where.
     pub plane: PlaneKnobs,
     /// Discovery from the Kubernetes API.

@@ -3,6 +3,7 @@
 mod kubernetes;
 mod otel;
 mod plane;
+mod tls;
 
 /// One variable for the reader of the documentation.
 #[derive(Clone, Copy, Debug)]
@@ -468,6 +469,7 @@ pub(super) const GROUPS: &[Group] = &[
         ],
     },
     kubernetes::KUBERNETES,
+    tls::TLS,
     plane::PLANE,
     otel::OTEL,
 ];

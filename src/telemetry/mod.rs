@@ -3,13 +3,16 @@
 mod buckets;
 mod durations;
 mod family;
+mod histogram;
 mod labels;
 mod legs;
 mod metrics;
 mod names;
+mod openmetrics;
 mod record;
 mod trace;
 
+pub use histogram::SampledTrace;
 pub use labels::PodLabels;
 pub use legs::{AbortResult, AbortTrigger, RetryReason, WatchdogPhase};
 pub use metrics::{
@@ -19,6 +22,6 @@ pub use metrics::{
 };
 pub use record::{DecisionEssentials, Outcome, RequestRecord, Timings};
 pub use trace::{
-    LegSpan, LoggingError, RequestTrace, SelectedTarget, TraceParent, Tracer, Tracing, TracingError, init_logging,
-    request_id,
+    Branch, Carried, LeftCharges, LegSpan, LoggingError, RequestTrace, SyncFacts, SyncSpan, SyncTracer, TraceParent,
+    Tracer, Tracing, TracingError, init_logging, moment, request_id,
 };

@@ -7,6 +7,7 @@
 #![allow(clippy::large_futures, reason = "a scenario is one future, made once")]
 
 mod bodies;
+mod deploy;
 mod envoy_file;
 mod ext_proc;
 mod hardening;
@@ -16,10 +17,12 @@ mod interop;
 mod kubernetes;
 mod matrix;
 mod metrics;
+mod observability;
 mod openai_client;
 mod readme;
 mod real;
 mod scale;
 mod scenarios;
 mod state;
+mod tls;
 mod traces;

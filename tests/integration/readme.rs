@@ -82,6 +82,16 @@ async fn every_command_of_the_readme_works() {
             ["target/release/tandem", arguments @ ..] => {
                 runs(arguments).await;
             }
+            // What these start is tried by the tests of `deploy/`, without a cluster and without Docker.
+            ["kubectl", "apply", "-k", folder] => {
+                assert!(std::path::Path::new(folder).join("kustomization.yaml").exists(), "{folder}");
+            }
+            ["kubectl", "-n", "aibrix-system", "create", "secret", "generic", "aibrix-redis", ..]
+            | ["kubectl", "create", "namespace", "aibrix-system"] => {}
+            ["helm", "install", "tandem", chart, ..] => {
+                assert!(std::path::Path::new(chart).join("Chart.yaml").exists(), "{chart}");
+            }
+            ["docker", "compose", "up", "--build"] => assert!(std::path::Path::new("docker-compose.yml").exists()),
             // The same request, with the same header and body, is in the interop cases.
             ["curl", "http://localhost:10000/v1/chat/completions", ..] => {
                 let body = command.split("-d '").nth(1).and_then(|rest| rest.strip_suffix('\'')).unwrap();

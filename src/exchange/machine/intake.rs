@@ -17,7 +17,7 @@ use crate::exchange::{answer, auto, plan};
 use crate::fleet::{ClaimState, Model};
 use crate::request::{BodyError, Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Strategy};
-use crate::telemetry::Limit;
+use crate::telemetry::{Limit, moment};
 
 impl Exchange {
     pub(super) fn on_head(&mut self, now: Tick, head: RequestHead, effects: &mut Vec<Effect>) -> State {
@@ -209,6 +209,9 @@ impl Exchange {
             };
             ApiError::new(reason, error.to_string())
         })?;
+        if self.traced {
+            moment("parsed");
+        }
         self.record.stream = body.stream;
         if let Some(key) = engines::hidden_handoff(&body) {
             let text = format!("field \"vllm_xargs\" must not hold \"{key}\"");

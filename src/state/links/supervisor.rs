@@ -18,6 +18,7 @@ use crate::state::keys::ModelKeys;
 use crate::state::plane::ModelStatus;
 use crate::state::redis::{FeedEvent, NewsFeed, Plane};
 use crate::state::wire::News;
+use crate::telemetry::{LeftCharges, SyncTracer};
 
 /// Announcements that may wait for a model's task; more are missed, which it makes good.
 const MAX_NEWS: usize = 1_024;
@@ -124,6 +125,7 @@ impl Supervisor {
             let missed = Arc::new(Notify::new());
             let unanswered = Arc::new(Unanswered::default());
             let gone = self.leaving.child_token();
+            let left = Arc::new(LeftCharges::default());
             let status =
                 Arc::new(ArcSwap::from_pointee(ModelStatus { model: Arc::clone(name), ..ModelStatus::default() }));
             let inbox = Inbox {
@@ -142,12 +144,13 @@ impl Supervisor {
                 self.terms.clone(),
                 Arc::clone(&status),
                 Arc::clone(&unanswered),
+                SyncTracer::new(self.terms.tracer.clone(), Arc::clone(&left)),
                 rng.next_u64(),
             );
             self.tasks.spawn(link.run(inbox));
             wires.insert(keys.news().to_owned(), Wire { model: Arc::clone(name), news, missed, unanswered, gone });
             fresh.push(Arc::clone(&keys));
-            links.insert(Arc::clone(name), Handle { keys, claims, status });
+            links.insert(Arc::clone(name), Handle { keys, claims, status, left });
         }
         drop(known);
         self.links.store(Arc::new(links));

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::Metrics;
+use super::{Metrics, UNKNOWN_MODEL};
 use crate::clock::Tick;
-use crate::telemetry::PodLabels;
 use crate::telemetry::names::Metric;
+use crate::telemetry::{PodLabels, openmetrics};
 
 /// One living pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +52,8 @@ pub struct ModelGauge {
     pub name: Arc<str>,
     /// Its routable pods.
     pub replicas: usize,
+    /// Its rolesets that lack one of their two roles.
+    pub rolesets_incomplete: usize,
     /// Its pods whose configuration is not the one in force.
     pub config_disagreements: usize,
     /// What is ejected of it; `None` for a model that has another one's pods, so that none counts twice.
@@ -88,13 +90,22 @@ impl Metrics {
 
     /// The text exposition of `/metrics`. Series of pods that `fleet` does not hold go, and the replicas of models: a
     /// request that outlives its pod may bring the pod's series back, until the next exposition. What is counted per
-    /// model stays, so that a model that comes back goes on counting.
+    /// model stays, so that a model that comes back goes on counting; its distributions go, with their exemplars.
     pub fn render(&self, fleet: &FleetGauges, now: Tick) -> String {
         self.reflect(fleet, now);
         let families = self.registry.gather();
         prometheus::TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
             tracing::error!(%error, "metrics cannot be written");
             String::new()
+        })
+    }
+
+    /// The same page in OpenMetrics 1.0, with exemplars.
+    pub fn render_openmetrics(&self, fleet: &FleetGauges, now: Tick) -> String {
+        self.reflect(fleet, now);
+        openmetrics::encode(&self.registry.gather(), |family, labels| {
+            let part = self.parts.iter().find(|part| part.name() == family);
+            part.map(|part| part.exemplars(labels)).unwrap_or_default()
         })
     }
 
@@ -129,12 +140,18 @@ impl Metrics {
         let models: HashSet<&str> = fleet.models.iter().map(|model| &*model.name).collect();
         let homes: HashSet<&str> =
             fleet.models.iter().filter(|model| model.ejected.is_some()).map(|model| &*model.name).collect();
-        for (metric, stay) in
-            [(Metric::ModelReplicas, &models), (Metric::ConfigDisagreements, &models), (Metric::Ejected, &homes)]
-        {
+        for (metric, stay) in [
+            (Metric::ModelReplicas, &models),
+            (Metric::ConfigDisagreements, &models),
+            (Metric::RolesetsIncomplete, &models),
+            (Metric::Ejected, &homes),
+        ] {
             if let Some(family) = self.families.get(metric as usize) {
                 family.retain(["model", "model"], |model, _| stay.contains(model));
             }
+        }
+        for part in &self.parts {
+            part.retain(|model| model == UNKNOWN_MODEL || models.contains(model));
         }
         let rolesets: HashSet<&str> = fleet.rolesets.iter().map(|name| &**name).collect();
         for metric in [Metric::BandServed, Metric::BandTokens] {
@@ -145,6 +162,7 @@ impl Metrics {
         for model in &fleet.models {
             self.series(Metric::ModelReplicas, &[&model.name]).set(model.replicas as u64);
             self.series(Metric::ConfigDisagreements, &[&model.name]).set(model.config_disagreements as u64);
+            self.series(Metric::RolesetsIncomplete, &[&model.name]).set(model.rolesets_incomplete as u64);
             if let Some(ejected) = model.ejected {
                 self.series(Metric::Ejected, &[&model.name, "pod"]).set(ejected.pods as u64);
                 self.series(Metric::Ejected, &[&model.name, "pair"]).set(ejected.pairs as u64);

@@ -21,6 +21,7 @@ pub mod processor;
 pub mod raw;
 pub mod redis;
 pub mod tandem;
+pub mod tls;
 
 use std::future::Future;
 use std::time::Duration;

@@ -99,6 +99,7 @@ impl Replica {
             snapshots: watched,
             metrics,
             clock,
+            tracer: tandem::telemetry::Tracer::off(),
             listeners: Listeners {
                 prefix: Arc::clone(&prefix),
                 sessions: Arc::clone(&sessions),
