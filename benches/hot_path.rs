@@ -192,6 +192,8 @@ fn spec(name: &str, role: Role) -> PodSpec {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
     }
 }
 

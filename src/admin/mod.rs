@@ -29,12 +29,13 @@ use serde_json::{Value, json};
 pub use ready::Readiness;
 
 use crate::clock::{Clock, Tick};
+use crate::discovery::kubernetes::Cluster;
 use crate::fleet::{Fleet, Role, Snapshot};
 use crate::knobs::{Report, Secret};
 use crate::load::TokenLoad;
 use crate::routing::Journal;
 use crate::state::plane::StatePlane;
-use crate::telemetry::{FleetGauges, Metrics, ModelGauge, PodGauge, TokenGauge};
+use crate::telemetry::{EjectedGauge, FleetGauges, Metrics, ModelGauge, PodGauge, TokenGauge};
 
 /// Lists what is wrong with the fleet's manifests, one sentence each.
 pub type Problems = Arc<dyn Fn() -> Vec<String> + Send + Sync>;
@@ -67,6 +68,8 @@ pub struct AdminState {
     pub max_metric_age: Duration,
     /// What this replica shares with others.
     pub plane: Arc<dyn StatePlane>,
+    /// The Kubernetes cluster, where pods come from one.
+    pub cluster: Option<Arc<Cluster>>,
     /// Called before each exposition.
     pub before_metrics: BeforeMetrics,
 }
@@ -114,7 +117,7 @@ async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> impl In
 fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
     let now = clock.now();
     let models = snapshot.models.values();
-    let pods = models.clone().flat_map(|model| &model.pods).map(|pod| {
+    let pods = snapshot.pods().map(|pod| {
         let load = pod.state.load.view();
         PodGauge {
             namespace: Arc::clone(&pod.spec.key.namespace),
@@ -142,8 +145,11 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
                 replicas: model.routable.len(),
                 rolesets_incomplete: model.partial.len(),
                 config_disagreements: model.config_disagreements,
-                ejected_pods: model.pods.iter().filter(|pod| pod.state.health.ejected()).count(),
-                ejected_pairs: model.pairs.ejected(),
+                // Of an alias they are counted with the model whose pods they are.
+                ejected: (!model.is_alias()).then(|| EjectedGauge {
+                    pods: model.pods.iter().filter(|pod| pod.state.health.ejected()).count(),
+                    pairs: model.pairs.ejected(),
+                }),
             })
             .collect(),
     }

@@ -25,11 +25,11 @@ pub use peer::{Incoming, Peer};
 use crate::clock::Clock;
 use crate::engines::leg::{EngineClient, LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, Lookups};
-use crate::exchange::{Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
+use crate::exchange::{Adapter, Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
 use crate::state::limits::LimitVerdict;
 use crate::state::plane::Claimed;
-use crate::telemetry::{PrefillLeg, Tracer, request_id};
+use crate::telemetry::{LegSpan, PrefillLeg, Tracer, request_id};
 use trace::Spans;
 
 /// Runs exchanges.
@@ -149,11 +149,12 @@ impl Driver {
             let event = match incoming {
                 Incoming::Event(event) => event,
                 Incoming::Head { method, path, headers, end } => {
-                    spans.begin(&self.tracer, &headers, metadata);
+                    spans.begin(&self.tracer, &headers, metadata, &method, P::ADAPTER == Adapter::Envoy);
                     let random = uuid::Uuid::new_v4();
                     let request_id = request_id(spans.trace_id(), headers.get("traceparent"), random);
                     let id_is_unique = request_id == random.to_string();
                     spans.set_request_id(&request_id);
+                    exchange.set_traced(spans.records());
                     Event::Head(RequestHead { request_id, id_is_unique, method, path, headers, end })
                 }
             };
@@ -170,6 +171,9 @@ impl Driver {
             spans.before(&event, exchange.record());
             // What the machine logs carries the request's id and joins its trace.
             spans.in_scope(|| exchange.on(self.clock.now(), event, &mut effects));
+            if let (Some(carried), Some(model)) = (spans.after(&exchange), &exchange.record().model) {
+                self.world.plane.carries(model, carried);
+            }
             for effect in effects.drain(..) {
                 match effect {
                     Effect::Prepare(job) => prepare = Some(Box::pin(off_the_loop(*job))),
@@ -180,19 +184,39 @@ impl Driver {
                         prefill = Some(Box::pin(async move { client.prefill(*call).await }));
                     }
                     Effect::ChargeLimits(call) => {
+                        spans.charge_limits();
                         let limits = self.world.limits.clone();
                         charge = limits.map(|limits| Box::pin(async move { limits.charge(*call).await }) as _);
                     }
-                    Effect::Claim(order) => claim = Some(self.world.plane.claim(*order)),
+                    Effect::Claim(order) => {
+                        spans.claim(exchange.record());
+                        claim = Some(self.world.plane.claim(*order));
+                    }
                     Effect::LookUp(call) => {
                         let (lookups, clock) = (Arc::clone(&self.lookups), self.clock);
+                        if spans.records() {
+                            let known = lookups.knows(&call.key, call.kind, clock.now());
+                            spans.look_up(exchange.record(), &call, known);
+                        }
                         lookup = Some(Box::pin(async move { lookups.get(call.key, call.kind, clock.now()).await }));
                     }
-                    Effect::CancelPrefill => prefill = None,
+                    Effect::CancelPrefill => {
+                        spans.cancel_prefill();
+                        prefill = None;
+                    }
                     Effect::ForgetConnections => self.client.forget_connections(),
-                    Effect::DetachPrefill(leg) => self.detach(prefill.take(), *leg),
-                    Effect::Abort(plan) => self.abort(*plan),
-                    Effect::Deliver(call) => delivery = Some(self.deliver(*call).boxed()),
+                    Effect::DetachPrefill(leg) => self.detach(prefill.take(), *leg, spans.detach_prefill()),
+                    Effect::Abort(plan) => {
+                        let (branch, legs) = spans.aborts(&plan);
+                        self.abort(*plan, &branch, &legs);
+                    }
+                    Effect::Deliver(mut call) => {
+                        let span = spans.deliver(exchange.record(), &call.address);
+                        if let Some(span) = &span {
+                            replace_trace_headers(&mut call.headers, span.headers());
+                        }
+                        delivery = Some(self.deliver(*call, span).boxed());
+                    }
                     Effect::Route(mut plan) => {
                         let add = spans.hand_over(exchange.record(), plan.address.as_deref());
                         replace_trace_headers(&mut plan.headers, &add);
@@ -206,6 +230,7 @@ impl Driver {
                     effect => unless_cut(&cut, peer.apply(effect)).await,
                 }
             }
+            spans.handled();
         }
         // Nobody waits any more, and everything is released; only the engines have to hear of it.
         drop(prefill);
@@ -215,22 +240,36 @@ impl Driver {
     }
 
     /// Lets a prefill leg that nobody waits for go on to its end, which the call bounds; its outcome only counts.
-    fn detach(&self, leg: Pending<LegOutcome>, counted: PrefillLeg) {
+    fn detach(&self, leg: Pending<LegOutcome>, counted: PrefillLeg, span: Option<LegSpan>) {
         let (Some(leg), cut) = (leg, self.stops.cut.child_token()) else { return };
         self.tasks.spawn(async move {
             tokio::select! {
-                outcome = leg => counted.finish(outcome.metric_outcome()),
+                outcome = leg => {
+                    if let Some(span) = span {
+                        trace::end_prefill(span, &outcome);
+                    }
+                    counted.finish(outcome.metric_outcome());
+                }
                 () = cut.cancelled() => {}
             }
         });
     }
 
     /// Sends a request that nobody waits for and hangs up as soon as the pod answers, or after the call's time.
-    fn deliver(&self, call: LegRequest) -> impl Future<Output = ()> + Send + 'static {
+    fn deliver(&self, call: LegRequest, span: Option<LegSpan>) -> impl Future<Output = ()> + Send + 'static {
         let client = self.client.clone();
         async move {
             let sent = client.post(&call.address, &call.path, call.headers, call.body);
-            let _ = tokio::time::timeout(call.timeout, sent).await;
+            let answer = tokio::time::timeout(call.timeout, sent).await;
+            let Some(mut span) = span else { return };
+            match answer {
+                Ok(Ok(answer)) => {
+                    span.answered(answer.status().as_u16());
+                    span.succeed();
+                }
+                Ok(Err(_)) => span.fail("transport"),
+                Err(_) => span.fail("timeout"),
+            }
         }
     }
 }

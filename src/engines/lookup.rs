@@ -47,7 +47,8 @@ pub enum LookupKind {
 }
 
 impl LookupKind {
-    fn path(self) -> &'static str {
+    /// Its path.
+    pub fn path(self) -> &'static str {
         match self {
             LookupKind::ServerInfo => "/server_info",
             LookupKind::MooncakeQuery { .. } => "/query",
@@ -71,7 +72,7 @@ impl LookupKind {
     }
 
     /// `host:port` to ask.
-    fn address(self, serving: &str) -> String {
+    pub fn address(self, serving: &str) -> String {
         match self {
             LookupKind::ServerInfo => serving.to_owned(),
             LookupKind::MooncakeQuery { port } => {
@@ -166,6 +167,11 @@ impl Lookups {
         let ready = papaya::HashMap::with_hasher(foldhash::fast::RandomState::default());
         let shared = Shared { client, ready, running: Mutex::default() };
         Lookups { shared: Arc::new(shared), tasks }
+    }
+
+    /// The answer is remembered: nobody has to be asked.
+    pub fn knows(&self, key: &LookupKey, kind: LookupKind, now: Tick) -> bool {
+        self.shared.fresh(&(key.clone(), kind), now).is_some()
     }
 
     /// What the pod says, from memory if it was asked not long ago.

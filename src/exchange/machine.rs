@@ -180,6 +180,8 @@ pub struct Exchange {
     /// Summary of the decision, for a client that asked and may.
     explanation: Option<String>,
     record: RequestRecord,
+    /// Moments are worth noting.
+    traced: bool,
     permit: Option<Permit>,
 }
 
@@ -233,9 +235,21 @@ impl Exchange {
                 timings: Timings { received: now, ..Timings::default() },
                 ..RequestRecord::empty()
             },
+            traced: false,
             permit,
             world,
         }
+    }
+
+    /// The request is sampled: moments inside a transition become events of its span.
+    pub fn set_traced(&mut self, traced: bool) {
+        self.traced = traced;
+    }
+
+    /// The pods that the request is charged to, by the numbers that replicas know them by; `None` = it is not charged.
+    pub fn charged_pods(&self) -> Option<[Option<u64>; 2]> {
+        let charges = self.charges.as_ref()?;
+        Some([Some(charges.decode.pod().id), charges.prefill.as_ref().map(|charge| charge.pod().id)])
     }
 
     /// False until the head has arrived: nobody waits for an answer yet.

@@ -33,7 +33,7 @@ pub fn configuration_markdown() -> String {
         }
     }
     page.push_str(
-        "\n## Variables of the reference gateway without effect\n\n\
+        "\n## Variables without effect\n\n\
          Setting one of these is reported with a warning at the start, as is any other variable whose name begins with \
          `AIBRIX_` or `TANDEM_`.\n\n| variable | why |\n|---|---|\n",
     );

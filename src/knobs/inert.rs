@@ -1,8 +1,11 @@
-//! Variables that the reference gateway knows and this version does not act on. Setting one is reported once, so that
+//! Variables that the reference gateway or OpenTelemetry knows and this version does not act on. Setting one is reported once, so that
 //! nobody believes in an effect that is not there.
 
 /// (variable, what to know instead).
 pub(super) const INERT: &[(&str, &str)] = &[
+    ("OTEL_EXPORTER_OTLP_COMPRESSION", UNCOMPRESSED),
+    ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", UNCOMPRESSED),
+    ("OTEL_BSP_EXPORT_TIMEOUT", "`OTEL_EXPORTER_OTLP_TIMEOUT` bounds an export"),
     ("PROMETHEUS_ENDPOINT", OWN_RATES),
     ("PROMETHEUS_ENDPOINT_BASIC_AUTH_USERNAME", OWN_RATES),
     ("PROMETHEUS_ENDPOINT_BASIC_AUTH_PASSWORD", OWN_RATES),
@@ -11,7 +14,10 @@ pub(super) const INERT: &[(&str, &str)] = &[
         "AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS",
         "blocks that are too old are looked for all the time, a few at every turn",
     ),
-    ("AIBRIX_HTTPROUTE_CACHE_TTL", "routes are not looked up, so there is nothing to cache"),
+    (
+        "AIBRIX_HTTPROUTE_CACHE_TTL",
+        "HTTPRoutes are watched, so what is known of them is always current and never asked for",
+    ),
     ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", REMOTE),
     ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", REMOTE),
     ("AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED", REMOTE),
@@ -20,9 +26,9 @@ pub(super) const INERT: &[(&str, &str)] = &[
     ("AIBRIX_TOKENIZER_TTL", REMOTE),
     ("AIBRIX_TOKENIZER_REQUEST_TIMEOUT", REMOTE),
     ("AIBRIX_MAX_TOKENIZERS_PER_POOL", REMOTE),
-    ("OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY", "this build has no TLS towards collectors"),
 ];
 
+const UNCOMPRESSED: &str = "spans are sent without compression";
 const OWN_RATES: &str = "rates are taken from this replica's own samples of the engine metrics";
 const REMOTE: &str = "remote tokenizers and KV events are not supported";
 

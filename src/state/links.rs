@@ -35,7 +35,7 @@ use crate::fleet::Fleet;
 use crate::knobs::{Grade, PlaneKnobs};
 use crate::load::Scope;
 use crate::rng::Rng;
-use crate::telemetry::{ClaimFallback, Metrics};
+use crate::telemetry::{Carried, ClaimFallback, LeftCharges, Metrics, Tracer};
 use inbox::ClaimRequest;
 pub use teller::Listeners;
 use teller::{Findings, Teller};
@@ -56,6 +56,7 @@ struct Terms {
     ledger: LedgerConfig,
     clock: Clock,
     metrics: Arc<Metrics>,
+    tracer: Tracer,
 }
 
 /// A model's link as the plane sees it.
@@ -64,6 +65,8 @@ struct Handle {
     keys: Arc<ModelKeys>,
     claims: mpsc::Sender<ClaimRequest>,
     status: Arc<ArcSwap<ModelStatus>>,
+    /// Charges of sampled requests that it is to link to.
+    left: Arc<LeftCharges>,
 }
 
 type Links = HashMap<Arc<str>, Handle>;
@@ -98,6 +101,8 @@ pub struct Surroundings {
     pub clock: Clock,
     /// Where what others find goes.
     pub listeners: Listeners,
+    /// Records what is published for sampled requests.
+    pub tracer: Tracer,
     /// Random; names epochs and spreads replicas.
     pub seed: u64,
 }
@@ -111,7 +116,7 @@ impl SharedPlane {
         knobs: &PlaneKnobs,
         around: Surroundings,
     ) -> Result<SharedPlane, RedisError> {
-        let Surroundings { fleet, snapshots, metrics, clock, listeners, seed } = around;
+        let Surroundings { fleet, snapshots, metrics, clock, listeners, tracer, seed } = around;
         let mut rng = Rng::new(seed);
         let terms = Terms {
             grade: knobs.grade,
@@ -123,6 +128,7 @@ impl SharedPlane {
             },
             clock,
             metrics,
+            tracer,
         };
         let links: Arc<ArcSwap<Links>> = Arc::default();
         let (tasks, leaving) = (TaskTracker::new(), CancellationToken::new());
@@ -190,6 +196,12 @@ impl StatePlane for SharedPlane {
     fn tell(&self, model: &Arc<str>, finding: Finding) {
         if let Some(findings) = &self.findings {
             findings.push(model, finding);
+        }
+    }
+
+    fn carries(&self, model: &Arc<str>, carried: Carried) {
+        if let Some(link) = self.links.load().get(model) {
+            link.left.leave(carried);
         }
     }
 

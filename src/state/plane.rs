@@ -11,6 +11,7 @@ use super::findings::Finding;
 use crate::clock::Tick;
 use crate::fleet::PodState;
 pub use crate::state::ledger::Claimed;
+use crate::telemetry::Carried;
 
 /// A charge that is made in this replica and has to be committed in the plane.
 #[derive(Clone, Debug)]
@@ -33,6 +34,9 @@ pub trait StatePlane: fmt::Debug + Send + Sync {
 
     /// Tells the other replicas of the model. What cannot be told now is dropped, and counted.
     fn tell(&self, model: &Arc<str>, finding: Finding);
+
+    /// The charge of a sampled request, for the span of the call that publishes it.
+    fn carries(&self, _model: &Arc<str>, _carried: Carried) {}
 
     /// How it is.
     fn status(&self, now: Tick) -> PlaneStatus;

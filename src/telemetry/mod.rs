@@ -16,11 +16,12 @@ pub use histogram::SampledTrace;
 pub use labels::PodLabels;
 pub use legs::{AbortResult, AbortTrigger, RetryReason, WatchdogPhase};
 pub use metrics::{
-    ClaimFallback, FleetGauges, InFlight, Limit, Metrics, ModelGauge, PlaneGauge, PodGauge, PrefillFailureClass,
-    PrefillLeg, PrefillOutcome, PrefillStage, PrefixIndexStats, SyncOutcome, TokenGauge, metrics_markdown,
+    ClaimFallback, EjectedGauge, FleetGauges, InFlight, KubernetesGauge, Limit, Metrics, ModelGauge, PlaneGauge,
+    PodGauge, PrefillFailureClass, PrefillLeg, PrefillOutcome, PrefillStage, PrefixIndexStats, SyncOutcome, TokenGauge,
+    metrics_markdown,
 };
 pub use record::{DecisionEssentials, Outcome, RequestRecord, Timings};
 pub use trace::{
-    LegSpan, LoggingError, RequestTrace, SelectedTarget, TraceParent, Tracer, Tracing, TracingError, init_logging,
-    request_id,
+    Branch, Carried, LeftCharges, LegSpan, LoggingError, RequestTrace, SyncFacts, SyncSpan, SyncTracer, TraceParent,
+    Tracer, Tracing, TracingError, init_logging, moment, request_id,
 };

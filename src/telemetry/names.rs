@@ -320,6 +320,16 @@ metrics! {
         "Announcements that were missed; the next publication makes it good.";
     PlaneJoins "tandem_state_plane_joins_total" Counter &["model"],
         "Times that this replica became a member of the ledger.";
+    KubernetesSilence "tandem_kubernetes_silence_seconds" Decimal &["resource"],
+        "Time since the API server last said anything about the resource, bookmarks included; of several namespaces, the longest. Absent before the first word.";
+    KubernetesObjects "tandem_kubernetes_objects" Gauge &["resource"],
+        "Objects that are known: of pods, those that name a model.";
+    KubernetesLists "tandem_kubernetes_lists_total" Counter &["resource", "reason"],
+        "Lists that were begun: the `first`, after a version had `gone` (410) or the watch had been silent (`stall`), `periodic` ones, and after the watch had `failed`.";
+    KubernetesFailures "tandem_kubernetes_failures_total" Counter &["resource", "verb", "reason"],
+        "Lists and watches that failed: `unauthorized` (401), `forbidden` (403), `absent` (404), `gone` (410), `throttled` (429), `refused` (any other status), `unreachable` (connection, TLS, credentials), `late`, `unreadable`; watches that were `closed` as soon as they were open, or silent (`stall`).";
+    KubernetesEvents "tandem_kubernetes_events_total" Counter &["resource", "event"],
+        "Lines of watches: objects that `changed` or were `deleted`, objects that are none of the gateway's business (`foreign`), `bookmark`s, and what is `unreadable`.";
     Findings "tandem_findings_total" Counter &["direction"],
         "Prefixes, session sizes and failing pods that this replica `told` others, or `heard` from them.";
     FindingsDropped "tandem_findings_dropped_total" Counter &[],
@@ -328,6 +338,12 @@ metrics! {
         "Claims that Redis answered: `granted`, or to be decided `again` because another replica had charged the same pod.";
     ClaimFallbacks "tandem_claim_fallbacks_total" Counter &["reason"],
         "Requests that went on without a claim: `late`, `failed`, `not_member`, `overtaken`, `queue_full` or `too_often`.";
+    TlsReloads "tandem_tls_reloads_total" Counter &["listener", "result"],
+        "Changes of a listener's TLS files: `done`, new connections get the new ones; `failed`, they cannot be used, and what was in force stays. Listeners are `grpc`, `http` and `front`.";
+    TlsExpiry "tandem_tls_certificate_expiry_timestamp_seconds" Gauge &["listener"],
+        "When the certificate that the listener presents ends, seconds since the Unix epoch.";
+    TlsHandshakeFailures "tandem_tls_handshake_failures_total" Counter &["listener", "reason"],
+        "TLS handshakes that came to nothing: `client_certificate` (none, or none of our authorities), `refused` (by the client, as a rule for our certificate), `protocol` (no TLS, or nothing in common), `closed` (by the client), `timeout` (10 s), `crowded` (the oldest of 512 at once makes room).";
     ClaimsStopped "tandem_claims_stopped_total" Counter &[],
         "Times that claims were given up until Redis was quick again.";
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::PodLabels;
+use super::{PodLabels, RetryReason};
 use crate::clock::Tick;
 use crate::error::Reason;
 use crate::response::Usage;
@@ -121,6 +121,8 @@ pub struct RequestRecord {
     pub outstanding_at_start: u64,
     /// What became of the KV hand-off: `relayed`, `absent`, `unusable`, or empty when there was none to do.
     pub handoff: &'static str,
+    /// Why it has started over, if it has.
+    pub retry: Option<RetryReason>,
     /// The client asked for a stream.
     pub stream: bool,
     /// Size of the request body, bytes.
@@ -156,6 +158,7 @@ impl RequestRecord {
             ready_pods: 0,
             outstanding_at_start: 0,
             handoff: "",
+            retry: None,
             stream: false,
             body_bytes: 0,
             answer_bytes: 0,

@@ -37,12 +37,16 @@ impl Exchange {
         self.record.timings.prefill_end = None;
         self.record.timings.handed_over = None;
         self.record.timings.answer_head = None;
+        // An error in place of content was no first token.
+        self.record.timings.first_chunk = None;
+        self.record.timings.last_chunk = None;
         let pods = (self.record.prefill_pod.take(), self.record.target_pod.take());
         let (legs, lease) = (self.legs.take(), self.lease.take());
         match self.select(now, asked, effects) {
             Ok(state) => {
                 tracing::info!(request_id = self.record.request_id, reason = reason.label(), "starting over");
                 self.world.metrics.retried(reason);
+                self.record.retry = Some(reason);
                 self.unclaimed = false;
                 self.watchdog = None;
                 Some(state)

@@ -10,6 +10,7 @@ use crate::clock::Tick;
 use crate::state::plane::{ClaimOrder, Claimed};
 use crate::state::redis::{Reconnects, RedisError};
 use crate::state::wire::{ClaimReply, News, ReapCall, ReapReply, SyncReply};
+use crate::telemetry::SyncSpan;
 
 /// A request waits for its claim.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ pub(super) struct Inbox {
 
 /// A call that has come back.
 pub(super) enum Back {
-    Sync { reply: Result<SyncReply, RedisError>, sent: Tick, selections: u64 },
+    Sync { reply: Result<SyncReply, RedisError>, sent: Tick, selections: u64, span: Option<SyncSpan> },
     Reap { call: ReapCall, reply: Result<ReapReply, RedisError> },
     Claim { sequence: u64, reply: Result<ClaimReply, RedisError>, request: ClaimRequest, selections: u64 },
 }

@@ -4,6 +4,8 @@
 //! writes what others publish into the pods' load cells, where selections read it. Claims of requests go through it,
 //! so that calls leave in the order of their numbers.
 
+mod shown;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,21 +21,18 @@ use super::breaker::Breaker;
 use super::inbox::{Back, ClaimRequest, Inbox, Unanswered};
 use crate::clock::Tick;
 use crate::fleet::{Fleet, Model, PodState};
-use crate::knobs::Grade;
 use crate::load::{FADES_AFTER, Heard, PeerCell, PlanePort, Share};
 use crate::state::keys::ModelKeys;
 use crate::state::ledger::{Claimed, Next, SharedLedger};
 use crate::state::plane::ModelStatus;
 use crate::state::redis::{Plane, RedisError};
 use crate::state::wire::{News, ReapCall, SyncReply};
-use crate::telemetry::{ClaimFallback, SyncOutcome};
+use crate::telemetry::{ClaimFallback, SyncOutcome, SyncTracer};
 
 /// How often shares that do not change are confirmed, so that they do not fade.
 const CONFIRM: Duration = Duration::from_millis(500);
 /// A charge that is about to be claimed is not published before the claim is: if that is turned down, nobody was misled.
 const CLAIM_GRACE: Duration = Duration::from_millis(1);
-/// How often what people see of it is brought up to date.
-const SHOW: Duration = Duration::from_millis(50);
 /// Pods taken from the port at a time.
 const BATCH: usize = 4_096;
 /// Multiplying a member's number by this undoes what `ledger_sync.lua` does to spread it (modulo 2^32).
@@ -48,6 +47,7 @@ pub(super) struct Link {
     terms: Terms,
     status: Arc<ArcSwap<ModelStatus>>,
     unanswered: Arc<Unanswered>,
+    tracer: SyncTracer,
     ledger: SharedLedger,
     /// A number of this link's own.
     task: u64,
@@ -83,6 +83,7 @@ impl Link {
         terms: Terms,
         status: Arc<ArcSwap<ModelStatus>>,
         unanswered: Arc<Unanswered>,
+        tracer: SyncTracer,
         seed: u64,
     ) -> Link {
         Link {
@@ -95,6 +96,7 @@ impl Link {
             terms,
             status,
             unanswered,
+            tracer,
             port: Arc::clone(&model.port),
             peers: Arc::clone(&model.peers),
             pods: HashMap::new(),
@@ -224,10 +226,11 @@ impl Link {
         let call = self.ledger.start_sync(now);
         let (plane, keys, deadline) = (self.plane.clone(), Arc::clone(&self.keys), self.terms.ledger.deadline);
         let selections = self.peers.selections();
+        let span = self.span_of(&call, now);
         self.calls.push(
             async move {
                 let reply = plane.ledger_sync(&keys, &call, deadline).await;
-                Back::Sync { reply, sent: now, selections }
+                Back::Sync { reply, sent: now, selections, span }
             }
             .boxed(),
         );
@@ -283,7 +286,10 @@ impl Link {
     fn on_back(&mut self, back: Back) {
         let now = self.terms.clock.now();
         match back {
-            Back::Sync { reply, sent, selections } => self.on_sync(reply, sent, selections, now),
+            Back::Sync { reply, sent, selections, span } => {
+                shown::end(span, &reply);
+                self.on_sync(reply, sent, selections, now);
+            }
             Back::Reap { call, reply } => {
                 self.reaping = false;
                 self.ledger.finish_reap(&call, reply.ok(), now);
@@ -401,46 +407,11 @@ impl Link {
             .for_each(|pod| pod.load.remote.confirm(as_of));
     }
 
-    /// Tells selections on which version they decide, and people how it goes.
-    fn publish_state(&mut self, now: Tick) {
-        let view = self.ledger.view();
-        if let Some(as_of) = view.as_of() {
-            self.port.confirm(as_of);
-        }
-        let claiming = self.terms.grade == Grade::Claim
-            && self.ledger.member().is_some()
-            && self.ledger.members() > 1
-            && !view.is_partial()
-            && !self.breaker.is_open()
-            && !self.leaving;
-        self.port.set_claims(claiming.then(|| view.version()));
-        if now.since(self.shown) < SHOW {
-            return;
-        }
-        self.shown = now;
-        let (epoch, member) = self.ledger.member().unwrap_or_default();
-        let epoch = if member == 0 { String::new() } else { format!("{:016x}", u64::from_be_bytes(epoch)) };
-        self.status.store(Arc::new(ModelStatus {
-            model: Arc::clone(&self.name),
-            epoch,
-            member,
-            members: self.ledger.members(),
-            version: view.version(),
-            remote_pods: view.len(),
-            own_pods: self.charged.len(),
-            as_of: view.as_of(),
-            age: view.age(now),
-            claiming,
-            counts: self.ledger.counts(),
-            last_sync: self.last_sync,
-        }));
-    }
-
     /// Other pods may be there, or the same ones in new cells.
     fn look_at_fleet(&mut self) {
         let now = self.terms.clock.now();
         let snapshot = self.fleet.load();
-        let Some(model) = snapshot.model(&self.name) else { return };
+        let Some(model) = snapshot.home(&self.name) else { return };
         if !Arc::ptr_eq(&self.port, &model.port) {
             // The model was gone for a moment.
             self.port.ignore(self.task);

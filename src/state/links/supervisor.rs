@@ -18,6 +18,7 @@ use crate::state::keys::ModelKeys;
 use crate::state::plane::ModelStatus;
 use crate::state::redis::{FeedEvent, NewsFeed, Plane};
 use crate::state::wire::News;
+use crate::telemetry::{LeftCharges, SyncTracer};
 
 /// Announcements that may wait for a model's task; more are missed, which it makes good.
 const MAX_NEWS: usize = 1_024;
@@ -98,13 +99,14 @@ impl Supervisor {
     async fn meet(&mut self, wires: &mut HashMap<String, Wire>, rng: &mut Rng) {
         let snapshot = self.fleet.load();
         let known = self.links.load();
-        let same = known.len() == snapshot.models.len() && known.keys().all(|name| snapshot.models.contains_key(name));
+        // Aliases have no pods of their own to tell of.
+        let same = known.len() == snapshot.homes().count() && known.keys().all(|name| snapshot.home(name).is_some());
         if same {
             return;
         }
         let mut links: Links = HashMap::clone(&known);
         wires.retain(|_, wire| {
-            let stays = snapshot.models.contains_key(&wire.model);
+            let stays = snapshot.home(&wire.model).is_some();
             if !stays {
                 wire.gone.cancel();
                 links.remove(&wire.model);
@@ -112,7 +114,8 @@ impl Supervisor {
             stays
         });
         let mut fresh = Vec::new();
-        for (name, model) in &snapshot.models {
+        for model in snapshot.homes() {
+            let name = &model.name;
             if links.contains_key(name) {
                 continue;
             }
@@ -122,6 +125,7 @@ impl Supervisor {
             let missed = Arc::new(Notify::new());
             let unanswered = Arc::new(Unanswered::default());
             let gone = self.leaving.child_token();
+            let left = Arc::new(LeftCharges::default());
             let status =
                 Arc::new(ArcSwap::from_pointee(ModelStatus { model: Arc::clone(name), ..ModelStatus::default() }));
             let inbox = Inbox {
@@ -140,12 +144,13 @@ impl Supervisor {
                 self.terms.clone(),
                 Arc::clone(&status),
                 Arc::clone(&unanswered),
+                SyncTracer::new(self.terms.tracer.clone(), Arc::clone(&left)),
                 rng.next_u64(),
             );
             self.tasks.spawn(link.run(inbox));
             wires.insert(keys.news().to_owned(), Wire { model: Arc::clone(name), news, missed, unanswered, gone });
             fresh.push(Arc::clone(&keys));
-            links.insert(Arc::clone(name), Handle { keys, claims, status });
+            links.insert(Arc::clone(name), Handle { keys, claims, status, left });
         }
         drop(known);
         self.links.store(Arc::new(links));

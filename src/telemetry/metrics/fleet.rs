@@ -56,10 +56,17 @@ pub struct ModelGauge {
     pub rolesets_incomplete: usize,
     /// Its pods whose configuration is not the one in force.
     pub config_disagreements: usize,
-    /// Its pods that are ejected.
-    pub ejected_pods: usize,
-    /// Its pairs that are.
-    pub ejected_pairs: usize,
+    /// What is ejected of it; `None` for a model that has another one's pods, so that none counts twice.
+    pub ejected: Option<EjectedGauge>,
+}
+
+/// What is ejected of one model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EjectedGauge {
+    /// Pods.
+    pub pods: usize,
+    /// Pairs of pods.
+    pub pairs: usize,
 }
 
 /// The fleet at the moment of an exposition.
@@ -131,10 +138,16 @@ impl Metrics {
         // Requests without a pod have empty labels; those series stay.
         self.retain_pods(|namespace, name| name.is_empty() || pods.contains(&(namespace, name)));
         let models: HashSet<&str> = fleet.models.iter().map(|model| &*model.name).collect();
-        for metric in [Metric::ModelReplicas, Metric::ConfigDisagreements, Metric::Ejected, Metric::RolesetsIncomplete]
-        {
+        let homes: HashSet<&str> =
+            fleet.models.iter().filter(|model| model.ejected.is_some()).map(|model| &*model.name).collect();
+        for (metric, stay) in [
+            (Metric::ModelReplicas, &models),
+            (Metric::ConfigDisagreements, &models),
+            (Metric::RolesetsIncomplete, &models),
+            (Metric::Ejected, &homes),
+        ] {
             if let Some(family) = self.families.get(metric as usize) {
-                family.retain(["model", "model"], |model, _| models.contains(model));
+                family.retain(["model", "model"], |model, _| stay.contains(model));
             }
         }
         for part in &self.parts {
@@ -150,8 +163,10 @@ impl Metrics {
             self.series(Metric::ModelReplicas, &[&model.name]).set(model.replicas as u64);
             self.series(Metric::ConfigDisagreements, &[&model.name]).set(model.config_disagreements as u64);
             self.series(Metric::RolesetsIncomplete, &[&model.name]).set(model.rolesets_incomplete as u64);
-            self.series(Metric::Ejected, &[&model.name, "pod"]).set(model.ejected_pods as u64);
-            self.series(Metric::Ejected, &[&model.name, "pair"]).set(model.ejected_pairs as u64);
+            if let Some(ejected) = model.ejected {
+                self.series(Metric::Ejected, &[&model.name, "pod"]).set(ejected.pods as u64);
+                self.series(Metric::Ejected, &[&model.name, "pair"]).set(ejected.pairs as u64);
+            }
         }
         let ledgers: HashSet<(&str, &str)> =
             fleet.pods.iter().filter(|pod| pod.tokens.is_some()).map(|pod| (&*pod.namespace, &*pod.name)).collect();

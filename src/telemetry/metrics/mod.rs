@@ -8,10 +8,12 @@
 
 mod docs;
 mod fleet;
+mod kubernetes;
 mod limits;
 mod plane;
 mod prefill;
 mod request;
+mod tls;
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +23,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 pub use docs::metrics_markdown;
-pub use fleet::{FleetGauges, ModelGauge, PodGauge, TokenGauge};
+pub use fleet::{EjectedGauge, FleetGauges, ModelGauge, PodGauge, TokenGauge};
+pub use kubernetes::KubernetesGauge;
 pub use plane::{ClaimFallback, PlaneGauge, SyncOutcome};
 pub use prefill::{PrefillFailureClass, PrefillLeg, PrefillOutcome, PrefillStage};
 pub use request::InFlight;

@@ -80,6 +80,7 @@ fn record(outcome: Outcome, status: u16) -> RequestRecord {
         ready_pods: 4,
         outstanding_at_start: 0,
         handoff: "relayed",
+        retry: None,
         stream: true,
         body_bytes: 1000,
         answer_bytes: 2000,

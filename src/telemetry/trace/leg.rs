@@ -1,7 +1,7 @@
-//! A child span: the selection, or one leg.
+//! A child span: a step of a request, or one leg.
 
 use http::{HeaderMap, HeaderValue};
-use opentelemetry::trace::{Span as _, SpanContext, SpanKind, Status, TraceContextExt, Tracer as _};
+use opentelemetry::trace::{Link, Span as _, SpanContext, SpanKind, Status, TraceContextExt, Tracer as _};
 use opentelemetry::{Context, KeyValue, Value};
 use opentelemetry_sdk::trace::SdkTracer;
 
@@ -16,25 +16,44 @@ pub struct LegSpan {
     headers: HeaderMap,
 }
 
+/// What a span is born with.
+#[derive(Debug)]
+pub(super) struct Birth {
+    pub(super) name: &'static str,
+    pub(super) kind: SpanKind,
+    pub(super) attributes: Vec<KeyValue>,
+    /// Spans that it has to do with, beside its parent.
+    pub(super) links: Vec<Link>,
+}
+
 impl LegSpan {
     /// A span that is not there; the client's own trace headers go on.
     pub(super) fn off(client: HeaderMap) -> LegSpan {
         LegSpan { span: None, headers: client }
     }
 
-    pub(super) fn start(
-        tracer: &SdkTracer,
-        parent: &Context,
-        name: &'static str,
-        kind: SpanKind,
-        attributes: Vec<KeyValue>,
-    ) -> LegSpan {
-        let builder = tracer.span_builder(name).with_kind(kind).with_attributes(attributes);
-        let span = tracer.build_with_context(builder, parent);
+    /// A span of a call that tells its peer which span that is.
+    pub(super) fn start(tracer: &SdkTracer, parent: &Context, birth: Birth) -> LegSpan {
+        let mut leg = LegSpan::inside(tracer, parent, birth);
         // A span that is made after shutdown has no identity; its parent still has one.
-        let own = span.span_context();
-        let headers = if own.is_valid() { inject(own) } else { inject(parent.span().span_context()) };
-        LegSpan { span: Some(span), headers }
+        let own = leg.context().filter(SpanContext::is_valid);
+        leg.headers = own.map_or_else(|| inject(parent.span().span_context()), |own| inject(&own));
+        leg
+    }
+
+    /// A span that no peer hears of.
+    pub(super) fn inside(tracer: &SdkTracer, parent: &Context, birth: Birth) -> LegSpan {
+        let Birth { name, kind, attributes, links } = birth;
+        let mut builder = tracer.span_builder(name).with_kind(kind).with_attributes(attributes);
+        if !links.is_empty() {
+            builder = builder.with_links(links);
+        }
+        LegSpan { span: Some(tracer.build_with_context(builder, parent)), headers: HeaderMap::new() }
+    }
+
+    pub(super) fn with_headers(mut self, headers: HeaderMap) -> LegSpan {
+        self.headers = headers;
+        self
     }
 
     /// `traceparent` and `tracestate` for the leg: those of this span, or, with tracing off, the client's as they came.
@@ -43,10 +62,20 @@ impl LegSpan {
         &self.headers
     }
 
+    /// Which span it is; `None` when tracing is off.
+    pub fn context(&self) -> Option<SpanContext> {
+        self.span.as_ref().map(|span| span.span_context().clone())
+    }
+
     /// Something happened.
     pub fn event(&mut self, name: &'static str) {
-        if let Some(span) = &mut self.span {
-            span.add_event(name, Vec::new());
+        self.event_with(name, Vec::new);
+    }
+
+    /// Something happened, and more is known of it.
+    pub fn event_with(&mut self, name: &'static str, attributes: impl FnOnce() -> Vec<KeyValue>) {
+        if let Some(span) = self.span.as_mut().filter(|span| span.is_recording()) {
+            span.add_event(name, attributes());
         }
     }
 
@@ -57,9 +86,14 @@ impl LegSpan {
 
     /// Adds an attribute.
     pub fn attribute(&mut self, name: &'static str, value: impl Into<Value>) {
-        if let Some(span) = &mut self.span {
+        if let Some(span) = self.span.as_mut().filter(|span| span.is_recording()) {
             span.set_attribute(KeyValue::new(name, value));
         }
+    }
+
+    /// The status of the answer to the call.
+    pub fn answered(&mut self, status: u16) {
+        self.attribute("http.response.status_code", i64::from(status));
     }
 
     /// Adds the token counts.
@@ -75,15 +109,16 @@ impl LegSpan {
         self.end(None);
     }
 
-    /// It failed, for this reason. The text goes to the trace backend: no prompts, no secrets.
-    pub fn fail(mut self, reason: &str) {
+    /// It failed, for this reason, which is its `error.type` too: one of a few words, no text of a client's.
+    pub fn fail(mut self, reason: &'static str) {
+        self.attribute("error.type", reason);
         self.end(Some(reason));
     }
 
-    fn end(&mut self, failure: Option<&str>) {
+    fn end(&mut self, failure: Option<&'static str>) {
         if let Some(mut span) = self.span.take() {
             if let Some(reason) = failure {
-                span.set_status(Status::error(reason.to_owned()));
+                span.set_status(Status::error(reason));
             }
             span.end();
         }

@@ -48,7 +48,8 @@ where
                 if metadata.is_span() {
                     metadata.target() == SPAN_TARGET
                 } else {
-                    metadata.target().starts_with("tandem") && *metadata.level() <= Level::WARN
+                    metadata.target() == SPAN_TARGET
+                        || metadata.target().starts_with("tandem") && *metadata.level() <= Level::WARN
                 }
             }))
     });

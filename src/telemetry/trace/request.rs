@@ -1,14 +1,15 @@
 //! The root span of a request.
 
+use std::sync::Arc;
+
 use http::HeaderMap;
-use opentelemetry::trace::{SpanKind, Status, TraceContextExt, TraceId, Tracer as _};
+use opentelemetry::trace::{Link, SpanContext, SpanKind, Status, TraceContextExt, TraceId, Tracer as _};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::SdkTracer;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-use super::leg::{LegSpan, count};
-use super::{SPAN_TARGET, TraceParent};
-use crate::telemetry::durations::Durations;
+use super::leg::{Birth, LegSpan};
+use super::{SPAN_TARGET, TraceParent, attributes};
 use crate::telemetry::{Outcome, PodLabels, RequestRecord};
 
 const ROOT: &str = "tandem.request";
@@ -16,7 +17,9 @@ const ROOT: &str = "tandem.request";
 /// Makes the spans of requests; cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Tracer {
-    sdk: Option<SdkTracer>,
+    pub(super) sdk: Option<SdkTracer>,
+    /// Callers' trace context is left alone.
+    aloof: bool,
 }
 
 impl Tracer {
@@ -26,7 +29,12 @@ impl Tracer {
     }
 
     pub(super) fn on(sdk: SdkTracer) -> Tracer {
-        Tracer { sdk: Some(sdk) }
+        Tracer { sdk: Some(sdk), aloof: false }
+    }
+
+    /// Whether callers' trace context is taken up, and engines are sent ours.
+    pub(super) fn propagating(self, propagate: bool) -> Tracer {
+        Tracer { aloof: !propagate, ..self }
     }
 
     /// A request arrived.
@@ -37,40 +45,23 @@ impl Tracer {
             request_id = tracing::field::Empty,
         );
         let on = self.sdk.as_ref().map(|sdk| {
-            let remote = match parent.remote {
+            let remote = match parent.remote.filter(|_| !self.aloof) {
                 Some(remote) => Context::new().with_remote_span_context(remote),
                 None => Context::new(),
             };
             // Fails when the layer is not installed, which is seen below.
             let _ = log.set_parent(remote.clone());
             let root = log.context();
-            if root.span().span_context().is_valid() {
-                return On { sdk: sdk.clone(), root, layered: true };
-            }
-            let span = sdk.build_with_context(sdk.span_builder(ROOT).with_kind(SpanKind::Server), &remote);
-            On { sdk: sdk.clone(), root: remote.with_span(span), layered: false }
+            let (root, layered) = if root.span().span_context().is_valid() {
+                (root, true)
+            } else {
+                let span = sdk.build_with_context(sdk.span_builder(ROOT).with_kind(SpanKind::Server), &remote);
+                (remote.with_span(span), false)
+            };
+            On { sdk: sdk.clone(), recording: root.span().is_recording(), root, layered }
         });
-        RequestTrace { log, on, client: parent.client, finished: false }
+        RequestTrace { log, on, client: parent.client, aloof: self.aloof, finished: false }
     }
-}
-
-/// What was selected.
-#[derive(Clone, Copy, Debug)]
-pub struct SelectedTarget<'a> {
-    /// The strategy.
-    pub strategy: &'a str,
-    /// Pods that were candidates.
-    pub candidate_pods: usize,
-    /// Routable pods of the model.
-    pub ready_pods: usize,
-    /// The decode, combined or only pod.
-    pub pod: &'a PodLabels,
-    /// Its host, without the port.
-    pub host: &'a str,
-    /// Requests that this replica had on it before.
-    pub outstanding: u64,
-    /// How long the selection took.
-    pub took: std::time::Duration,
 }
 
 #[derive(Debug)]
@@ -79,6 +70,8 @@ struct On {
     root: Context,
     /// The root span is the one of the `tracing` span.
     layered: bool,
+    /// The trace is sampled: what is noted arrives somewhere.
+    recording: bool,
 }
 
 /// The trace of one request; its span ends when this is finished or dropped.
@@ -87,6 +80,7 @@ pub struct RequestTrace {
     log: tracing::Span,
     on: Option<On>,
     client: HeaderMap,
+    aloof: bool,
     finished: bool,
 }
 
@@ -101,7 +95,28 @@ impl RequestTrace {
         self.on.as_ref().map(|on| on.root.span().span_context().trace_id()).filter(|id| *id != TraceId::INVALID)
     }
 
-    /// The same, only when the trace is sampled, so that somebody may find it.
+    /// The trace is sampled. Where not, whatever is not needed for the legs' headers is not worth doing.
+    pub fn records(&self) -> bool {
+        self.recorded().is_some()
+    }
+
+    fn recorded(&self) -> Option<&On> {
+        self.on.as_ref().filter(|on| on.recording)
+    }
+
+    /// The span that others may link to; `None` where nothing is recorded.
+    pub fn context(&self) -> Option<SpanContext> {
+        self.recorded().map(|on| on.root.span().span_context().clone())
+    }
+
+    /// The request's head arrived, behind Envoy in a gRPC call.
+    pub fn arrived(&self, method: &http::Method, over_grpc: bool) {
+        if let Some(on) = self.recorded() {
+            on.root.span().set_attributes(attributes::arrival(method, over_grpc));
+        }
+    }
+
+    /// The trace id, only when the trace is sampled, so that somebody may find it.
     pub fn sampled_trace_id(&self) -> Option<TraceId> {
         self.trace_id().filter(|_| self.on.as_ref().is_some_and(|on| on.root.span().span_context().is_sampled()))
     }
@@ -109,54 +124,71 @@ impl RequestTrace {
     /// The request got its id.
     pub fn set_request_id(&self, request_id: &str) {
         self.log.record("request_id", request_id);
-        if let Some(on) = self.on.as_ref().filter(|on| !on.layered) {
+        if let Some(on) = self.recorded().filter(|on| !on.layered) {
             on.root.span().set_attribute(KeyValue::new("request_id", request_id.to_owned()));
         }
     }
 
-    /// The request was understood. `model` only if the fleet knows it.
-    pub fn understood(&self, endpoint: &'static str, model: &str, stream: bool) {
-        self.set([
-            KeyValue::new("request_path", endpoint),
-            KeyValue::new("model", model.to_owned()),
-            KeyValue::new("gen_ai.request.model", model.to_owned()),
-            KeyValue::new("stream", stream),
-        ]);
-    }
-
-    /// The target was selected.
-    pub fn selected(&self, target: &SelectedTarget<'_>) {
-        self.set([
-            KeyValue::new("routing_strategy", target.strategy.to_owned()),
-            KeyValue::new("candidate_pods", count(target.candidate_pods as u64)),
-            KeyValue::new("ready_pods", count(target.ready_pods as u64)),
-            KeyValue::new("target_pod", target.pod.pod.clone()),
-            KeyValue::new("target_pod_ip", target.host.to_owned()),
-            KeyValue::new("outstanding_requests_at_start", count(target.outstanding)),
-            KeyValue::new("routing_time_taken_ms", target.took.as_secs_f64() * 1000.0),
-        ]);
-    }
-
-    /// Something happened: an abort, a retry.
-    pub fn event(&self, name: &'static str) {
-        if let Some(on) = &self.on {
-            on.root.span().add_event(name, Vec::new());
+    /// Something happened: a retry, a hand-over.
+    pub fn event(&self, name: &'static str, attributes: impl FnOnce() -> Vec<KeyValue>) {
+        if let Some(on) = self.recorded() {
+            on.root.span().add_event(name, attributes());
         }
     }
 
-    /// The selection starts.
-    pub fn select(&self) -> LegSpan {
-        self.child("process.select_target_pod", SpanKind::Internal, Vec::new)
+    /// A step inside the gateway starts; `None` where nothing is recorded.
+    pub fn step(&self, name: &'static str) -> Option<LegSpan> {
+        self.inside(name, SpanKind::Internal, Vec::new())
     }
 
-    /// A prefill leg to this pod starts; a retry is another one beside it.
-    pub fn prefill(&self, pod: &PodLabels, address: &str) -> LegSpan {
-        self.child("tandem.prefill", SpanKind::Client, || leg_attributes(pod, address))
+    /// A call of a script in Redis starts, for which the request waits.
+    pub fn script(&self, name: &'static str, script: &'static str) -> Option<LegSpan> {
+        self.records().then(|| attributes::script(script)).and_then(|call| self.inside(name, SpanKind::Client, call))
+    }
+
+    /// A question to a pod starts that is no leg, and that other requests may wait for as well.
+    pub fn question(&self, name: &'static str, address: &str, path: &str) -> Option<LegSpan> {
+        let call = self.records().then(|| {
+            let mut call = attributes::call(address, path);
+            // The only call that is no POST.
+            call.iter_mut().filter(|pair| pair.key.as_str() == "http.request.method").for_each(|pair| {
+                pair.value = "GET".into();
+            });
+            call
+        });
+        call.and_then(|call| self.inside(name, SpanKind::Client, call))
+    }
+
+    fn inside(&self, name: &'static str, kind: SpanKind, attributes: Vec<KeyValue>) -> Option<LegSpan> {
+        let on = self.recorded()?;
+        Some(LegSpan::inside(&on.sdk, &on.root, Birth { name, kind, attributes, links: Vec::new() }))
+    }
+
+    /// A prefill leg to this pod starts. A retry is another one beside it: `resent` = how many went before.
+    pub fn prefill(&self, pod: &PodLabels, address: &str, endpoint: &str, resent: u32) -> LegSpan {
+        self.leg("tandem.prefill", || attributes::leg(pod, address, endpoint, resent))
     }
 
     /// The decode leg (or only leg) to this pod starts.
-    pub fn decode(&self, pod: &PodLabels, address: &str) -> LegSpan {
-        self.child("tandem.decode", SpanKind::Client, || leg_attributes(pod, address))
+    pub fn decode(&self, pod: &PodLabels, address: &str, endpoint: &str, resent: u32) -> LegSpan {
+        self.leg("tandem.decode", || attributes::leg(pod, address, endpoint, resent))
+    }
+
+    fn leg(&self, name: &'static str, attributes: impl FnOnce() -> Vec<KeyValue>) -> LegSpan {
+        match &self.on {
+            None => LegSpan::off(self.client.clone()),
+            Some(on) => {
+                let attributes = if on.recording { attributes() } else { Vec::new() };
+                let birth = Birth { name, kind: SpanKind::Client, attributes, links: Vec::new() };
+                let leg = LegSpan::start(&on.sdk, &on.root, birth);
+                if self.aloof { leg.with_headers(self.client.clone()) } else { leg }
+            }
+        }
+    }
+
+    /// For calls that go out when the request has ended, or is about to.
+    pub fn branch(&self) -> Branch {
+        Branch { on: self.recorded().map(|on| (on.sdk.clone(), on.root.clone())) }
     }
 
     /// The request ended; the root span gets what is known of it.
@@ -164,8 +196,8 @@ impl RequestTrace {
         self.finished = true;
         let Some(on) = &self.on else { return };
         let root = on.root.span();
-        if root.is_recording() {
-            root.set_attributes(final_attributes(record));
+        if on.recording {
+            root.set_attributes(attributes::ending(record));
             // Explicit, since the layer calls a span failed in which an error was logged.
             root.set_status(match record.outcome {
                 Outcome::Success => Status::Ok,
@@ -173,22 +205,6 @@ impl RequestTrace {
             });
         }
         root.end();
-    }
-
-    fn set<const N: usize>(&self, attributes: [KeyValue; N]) {
-        if let Some(on) = &self.on {
-            on.root.span().set_attributes(attributes);
-        }
-    }
-
-    fn child(&self, name: &'static str, kind: SpanKind, attributes: impl FnOnce() -> Vec<KeyValue>) -> LegSpan {
-        match &self.on {
-            None => LegSpan::off(self.client.clone()),
-            Some(on) => {
-                let attributes = if on.root.span().is_recording() { attributes() } else { Vec::new() };
-                LegSpan::start(&on.sdk, &on.root, name, kind, attributes)
-            }
-        }
     }
 }
 
@@ -201,50 +217,19 @@ impl Drop for RequestTrace {
     }
 }
 
-fn leg_attributes(pod: &PodLabels, address: &str) -> Vec<KeyValue> {
-    vec![
-        KeyValue::new("k8s.namespace.name", pod.namespace.clone()),
-        KeyValue::new("k8s.pod.name", pod.pod.clone()),
-        KeyValue::new("server.address", address.to_owned()),
-        KeyValue::new("roleset", pod.roleset.clone()),
-        KeyValue::new("gen_ai.request.model", pod.model.clone()),
-    ]
+/// Makes spans under that of a request from another task, and after its end. Does nothing where nothing is recorded.
+#[derive(Clone, Debug, Default)]
+pub struct Branch {
+    on: Option<(SdkTracer, Context)>,
 }
 
-/// The reference gateway's names (its section 9.4) and the conventions for generative AI.
-fn final_attributes(record: &RequestRecord) -> Vec<KeyValue> {
-    let mut attributes = vec![
-        KeyValue::new("http.response.status_code", i64::from(record.status)),
-        KeyValue::new("outcome", record.outcome.label()),
-    ];
-    if let Some(model) = &record.model {
-        attributes.push(KeyValue::new("model_name", model.to_string()));
+impl Branch {
+    /// An abort call to this pod starts; `of`: the leg that it is about. Its headers go with the call.
+    pub fn abort(&self, target: &Arc<str>, path: &str, resent: u32, of: Option<&SpanContext>) -> LegSpan {
+        let Some((sdk, root)) = &self.on else { return LegSpan::off(HeaderMap::new()) };
+        let mut attributes = attributes::call(target, path);
+        attributes.extend(attributes::resend_count(resent));
+        let links = of.cloned().map(Link::with_context).into_iter().collect();
+        LegSpan::start(sdk, root, Birth { name: "tandem.abort", kind: SpanKind::Client, attributes, links })
     }
-    if !record.handoff.is_empty() {
-        attributes.push(KeyValue::new("handoff", record.handoff));
-    }
-    if let Some(usage) = record.usage {
-        attributes.extend([
-            KeyValue::new("prompt_tokens", count(usage.prompt_tokens)),
-            KeyValue::new("completion_tokens", count(usage.completion_tokens)),
-            KeyValue::new("total_tokens", count(usage.total_tokens)),
-            KeyValue::new("gen_ai.usage.input_tokens", count(usage.prompt_tokens)),
-            KeyValue::new("gen_ai.usage.output_tokens", count(usage.completion_tokens)),
-        ]);
-    }
-    let durations = Durations::of(record);
-    let named = [
-        ("routing_time_taken", durations.routing),
-        ("ttft", durations.ttft),
-        ("prefill_time_taken", durations.prefill),
-        ("kv_transfer_time_taken", durations.kv_transfer),
-        ("decode_time_taken", durations.decode),
-        ("total_time_taken", durations.total),
-    ];
-    for (name, duration) in named {
-        if let Some(duration) = duration {
-            attributes.push(KeyValue::new(name, format!("{duration:?}")));
-        }
-    }
-    attributes
 }

@@ -15,8 +15,10 @@ use opentelemetry_proto::tonic::trace::v1::Span as PbSpan;
 use pb::trace_service_server::{TraceService, TraceServiceServer};
 use tonic::codegen::Service;
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 
+use super::tls::{Authority, SecureListener};
 use super::{SOON, Task, eventually};
 
 /// One span, in a form that is easy to compare.
@@ -35,8 +37,29 @@ pub struct Span {
     pub attributes: BTreeMap<String, String>,
     /// Names of its events.
     pub events: Vec<String>,
+    /// The same with what is known of each.
+    pub moments: Vec<Moment>,
+    /// Trace and span id of each link.
+    pub links: Vec<(String, String)>,
+    /// 1 internal, 2 server, 3 client.
+    pub kind: i32,
+    /// Nanoseconds since the Unix epoch.
+    pub start: u64,
+    pub end: u64,
+    /// Name of its instrumentation scope.
+    pub scope: String,
+    pub resource: Arc<BTreeMap<String, String>>,
     /// Status code: 0 unset, 1 ok, 2 error.
     pub status: i32,
+}
+
+/// One event of a span.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Moment {
+    pub name: String,
+    /// Nanoseconds since the Unix epoch.
+    pub at: u64,
+    pub attributes: BTreeMap<String, String>,
 }
 
 type Spans = Arc<Mutex<Vec<Span>>>;
@@ -56,10 +79,26 @@ struct Sink(Spans);
 impl Collector {
     /// Starts both endpoints.
     pub async fn start() -> Collector {
+        Collector::start_with(None).await
+    }
+
+    /// The same behind TLS, for clients with a certificate of the authority.
+    pub async fn secure(authority: &Authority, name: &str) -> Collector {
+        Collector::start_with(Some((authority, name))).await
+    }
+
+    async fn start_with(tls: Option<(&Authority, &str)>) -> Collector {
         let spans = Spans::default();
         let incoming = TcpIncoming::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("bind");
         let grpc = incoming.local_addr().expect("address");
-        let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(Sink(Arc::clone(&spans))));
+        let mut server = tonic::transport::Server::builder();
+        if let Some((authority, name)) = tls {
+            let [cert, key, ca] = [authority.cert(name), authority.key(name), authority.ca()]
+                .map(|file| std::fs::read(file).expect("read"));
+            let tls = ServerTlsConfig::new().identity(Identity::from_pem(cert, key));
+            server = server.tls_config(tls.client_ca_root(Certificate::from_pem(ca))).expect("TLS");
+        }
+        let server = server.add_service(TraceServiceServer::new(Sink(Arc::clone(&spans))));
         let grpc_task = Task::spawn(async move {
             server.serve_with_incoming(incoming).await.expect("serve OTLP over gRPC");
         });
@@ -69,8 +108,13 @@ impl Collector {
             .route("/v1/traces", axum::routing::post(over_http))
             .layer(DefaultBodyLimit::max(64 << 20))
             .with_state(Sink(Arc::clone(&spans)));
+        let tls = tls.map(|(authority, name)| authority.server(name));
         let http_task = Task::spawn(async move {
-            axum::serve(listener, router).await.expect("serve OTLP over HTTP");
+            match tls {
+                None => axum::serve(listener, router).await,
+                Some(tls) => axum::serve(SecureListener::new(listener, tls), router).await,
+            }
+            .expect("serve OTLP over HTTP");
         });
         Collector { grpc, http, spans, _tasks: [grpc_task, http_task] }
     }
@@ -104,10 +148,10 @@ impl TraceService for Sink {
     ) -> Result<Response<pb::ExportTraceServiceResponse>, Status> {
         let mut spans = self.0.lock().expect("spans");
         for resource in request.into_inner().resource_spans {
-            let attributes = texts(&resource.resource.unwrap_or_default().attributes);
-            let service = attributes.get("service.name").cloned().unwrap_or_default();
-            for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
-                spans.push(plain(service.clone(), &span));
+            let attributes = Arc::new(texts(&resource.resource.unwrap_or_default().attributes));
+            for scope in resource.scope_spans {
+                let name = scope.scope.map(|scope| scope.name).unwrap_or_default();
+                spans.extend(scope.spans.iter().map(|span| plain(&attributes, &name, span)));
             }
         }
         Ok(Response::new(pb::ExportTraceServiceResponse::default()))
@@ -129,15 +173,30 @@ async fn over_http(State(sink): State<Sink>, body: Bytes) -> impl IntoResponse {
     (status, [("content-type", "application/x-protobuf")], Bytes::new())
 }
 
-fn plain(service: String, span: &PbSpan) -> Span {
+fn plain(resource: &Arc<BTreeMap<String, String>>, scope: &str, span: &PbSpan) -> Span {
     Span {
-        service,
+        service: resource.get("service.name").cloned().unwrap_or_default(),
         name: span.name.clone(),
         trace_id: hex(&span.trace_id),
         span_id: hex(&span.span_id),
         parent_id: hex(&span.parent_span_id),
         attributes: texts(&span.attributes),
         events: span.events.iter().map(|event| event.name.clone()).collect(),
+        moments: span
+            .events
+            .iter()
+            .map(|event| Moment {
+                name: event.name.clone(),
+                at: event.time_unix_nano,
+                attributes: texts(&event.attributes),
+            })
+            .collect(),
+        links: span.links.iter().map(|link| (hex(&link.trace_id), hex(&link.span_id))).collect(),
+        kind: span.kind,
+        start: span.start_time_unix_nano,
+        end: span.end_time_unix_nano,
+        scope: scope.to_owned(),
+        resource: Arc::clone(resource),
         status: span.status.as_ref().map_or(0, |status| status.code),
     }
 }

@@ -66,6 +66,9 @@ async fn r88_one_trace_across_envoy_and_both_engines() {
             ours.map(|span| (span.span_id.clone(), span.clone())).collect()
         };
         let wanted = [ours["tandem.request"].parent_id.clone(), decode.1.clone()];
+        let rpc = &ours["tandem.request"].attributes;
+        assert_eq!(rpc["rpc.system.name"], "grpc");
+        assert_eq!(rpc["rpc.method"], "envoy.service.ext_proc.v3.ExternalProcessor/Process");
         let root_of = client.as_ref().map_or("", |_| PARENT);
         let spans = collector
             .wait_for("Envoy's spans", |spans| {
@@ -75,6 +78,8 @@ async fn r88_one_trace_across_envoy_and_both_engines() {
                 wanted.iter().all(complete).then_some(spans)
             })
             .await;
+        // The trace of docs/tracing.md, for who runs this with --nocapture.
+        println!("{}", super::rendered(&spans.values().cloned().collect::<Vec<_>>()));
         let names = |span: &str| -> Vec<String> {
             ancestors(&spans, span).iter().map(|span| format!("{}: {}", span.service, span.name)).collect()
         };

@@ -146,3 +146,22 @@ async fn r88_without_tracing_the_clients_context_goes_through() {
     }
     sandbox.close().await;
 }
+
+/// Without the propagator, callers' context is left alone, and the engines get it as it came.
+#[tokio::test(flavor = "multi_thread")]
+async fn r88_propagation_can_be_switched_off() {
+    let collector = Collector::start().await;
+    let fleet = exporting(&collector, Protocol::Http, &[("OTEL_PROPAGATORS", "none")]);
+    let sandbox = Sandbox::start(SandboxOptions { fleet, ..SandboxOptions::default() }).await;
+    let path = sandbox.paths().remove(0);
+    let call = Call::post(&path, CHAT, chat(true)).header("traceparent", &traceparent(TRACE, PARENT));
+    let answer = call.send().await;
+    let trace = answer.header("request-id").to_owned();
+    assert!(answer.events().collect().await.1);
+    assert_ne!(trace, TRACE);
+    assert_eq!(tree(&collector, &trace).await["tandem.request"].parent_id, "");
+    for engine in [&sandbox.prefill[0], &sandbox.decode[0]] {
+        assert_eq!(received(&only(engine)), (TRACE.to_owned(), PARENT.to_owned(), "01".to_owned()));
+    }
+    sandbox.close().await;
+}

@@ -2,23 +2,15 @@
 
 use tandem_sim::Fault;
 
-use super::{CHAT, PARENT, Protocol, TRACE, assert_shape, chat, exporting, received, traceparent, tree};
+use super::{
+    ANSWER, BODY, CHAT, CLIENT, DECODE, ERROR, HEAD, INFERENCE, INTERNAL, OK, OTHERS, PARENT, PREFILL, Protocol,
+    SELECT, SERVER, STREAMED, TRACE, UNSET, assert_attributes, assert_shape, chat, exporting, received, rendered,
+    traceparent, tree,
+};
 use crate::harness::engines::{Sandbox, SandboxOptions, only};
 use crate::harness::http::Call;
-use crate::harness::otlp::{Collector, Span};
+use crate::harness::otlp::Collector;
 use crate::harness::within;
-
-const SELECT: &str = "process.select_target_pod";
-/// A leg that ended well says nothing; the root says so, since the log layer would call it failed.
-const UNSET: i32 = 0;
-const OK: i32 = 1;
-const ERROR: i32 = 2;
-
-fn assert_attributes(span: &Span, expected: &[(&str, &str)]) {
-    for (name, value) in expected {
-        assert_eq!(span.attributes.get(*name).map(String::as_str), Some(*value), "{name} of {span:?}");
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r88_the_tree_of_every_kind_of_request() {
@@ -44,7 +36,17 @@ async fn pair(collector: &Collector, sandbox: &Sandbox, path: &str) {
     assert_eq!(answer.header("request-id"), TRACE);
     assert!(answer.events().collect().await.1);
     let tree = tree(collector, TRACE).await;
-    assert_shape(&tree, PARENT, &[SELECT, "tandem.prefill", "tandem.decode"]);
+    assert_shape(&tree, PARENT, &[&STREAMED[..], &[PREFILL, DECODE]].concat());
+    for (name, span) in &tree {
+        let (kind, status) = match name.as_str() {
+            "tandem.request" => (SERVER, OK),
+            PREFILL | DECODE => (CLIENT, UNSET),
+            _ => (INTERNAL, UNSET),
+        };
+        assert_eq!((span.kind, span.status), (kind, status), "{span:?}");
+        assert!(span.start <= span.end && span.links.is_empty(), "{span:?}");
+    }
+    steps_in_order(&tree);
     let statuses = [SELECT, "tandem.prefill", "tandem.decode", "tandem.request"].map(|name| tree[name].status);
     assert_eq!(statuses, [UNSET, UNSET, UNSET, OK]);
     let legs = [("tandem.prefill", &sandbox.prefill[0], "p0"), ("tandem.decode", &sandbox.decode[0], "d0")];
@@ -53,13 +55,21 @@ async fn pair(collector: &Collector, sandbox: &Sandbox, path: &str) {
         let span = &tree[name];
         assert_eq!(received(&record), (TRACE.to_owned(), span.span_id.clone(), "01".to_owned()), "{name}");
         assert_eq!(record.header("tracestate"), Some("vendor=1"));
-        let address = engine.address().to_string();
+        let url = format!("http://{}{CHAT}", engine.address());
+        let port = engine.address().port().to_string();
+        assert!(!span.attributes.contains_key("http.request.resend_count"));
         assert_attributes(
             span,
             &[
                 ("k8s.pod.name", pod),
                 ("k8s.namespace.name", "default"),
-                ("server.address", &address),
+                ("server.address", "127.0.0.1"),
+                ("server.port", &port),
+                ("url.full", &url),
+                ("http.request.method", "POST"),
+                ("http.response.status_code", "200"),
+                ("gen_ai.operation.name", "chat"),
+                ("gen_ai.provider.name", "vllm"),
                 ("roleset", "rs0"),
                 ("gen_ai.request.model", "m"),
             ],
@@ -76,6 +86,12 @@ async fn pair(collector: &Collector, sandbox: &Sandbox, path: &str) {
         &[
             ("request_id", TRACE),
             ("request_path", CHAT),
+            ("url.path", CHAT),
+            ("http.route", CHAT),
+            ("http.request.method", "POST"),
+            ("gen_ai.operation.name", "chat"),
+            ("gen_ai.request.model", "m"),
+            ("gen_ai.provider.name", "vllm"),
             ("model", "m"),
             ("model_name", "m"),
             ("stream", "true"),
@@ -90,6 +106,11 @@ async fn pair(collector: &Collector, sandbox: &Sandbox, path: &str) {
             ("outcome", "gateway_request_success"),
         ],
     );
+    assert!(!root.attributes.contains_key("error.type") && !root.attributes.contains_key("rpc.system.name"));
+    assert_eq!(root.events, ["parsed", "hand_over", "released"]);
+    assert_eq!(root.resource["service.instance.id"], "gateway-0");
+    assert_eq!(root.resource["k8s.pod.name"], "gateway-0");
+    assert_eq!(root.resource["service.version"], env!("CARGO_PKG_VERSION"));
     for name in [
         "candidate_pods",
         "routing_time_taken_ms",
@@ -107,6 +128,22 @@ async fn pair(collector: &Collector, sandbox: &Sandbox, path: &str) {
     sandbox.clear();
 }
 
+/// Each step where it belongs in time.
+fn steps_in_order(tree: &std::collections::BTreeMap<String, crate::harness::otlp::Span>) {
+    let (start, end) = (|name: &str| tree[name].start, |name: &str| tree[name].end);
+    let text = || rendered(&tree.values().cloned().collect::<Vec<_>>());
+    assert!(end(HEAD) <= start(BODY) && start(BODY) <= start(SELECT), "{}", text());
+    assert!(end(SELECT) <= start(PREFILL) && end(PREFILL) <= start(DECODE), "{}", text());
+    assert!(start(DECODE) <= end(BODY), "the body's step ends with the hand-over:\n{}", text());
+    assert!(start(DECODE) <= start(INFERENCE) && start(INFERENCE) <= start(ANSWER), "{}", text());
+    let root = &tree["tandem.request"];
+    let at = |name: &str| root.moments.iter().find(|moment| moment.name == name).map(|moment| moment.at).unwrap();
+    assert!(start(SELECT) <= at("parsed") && at("parsed") <= end(SELECT), "{}", text());
+    assert!(end(PREFILL) <= at("hand_over") && at("hand_over") <= at("released"), "{}", text());
+    let first = tree[DECODE].moments[0].at;
+    assert!(first <= tree[super::FIRST].end && tree[super::FIRST].end <= start(OTHERS), "{}", text());
+}
+
 async fn combined(collector: &Collector, sandbox: &Sandbox, path: &str) {
     // Several choices cannot be handed from pod to pod.
     let body = chat(false).replace("\"max_tokens\"", "\"n\":2,\"max_tokens\"");
@@ -115,7 +152,7 @@ async fn combined(collector: &Collector, sandbox: &Sandbox, path: &str) {
     let trace = answer.header("request-id").to_owned();
     answer.json().await;
     let tree = tree(collector, &trace).await;
-    assert_shape(&tree, "", &[SELECT, "tandem.decode"]);
+    assert_shape(&tree, "", &[HEAD, BODY, SELECT, ANSWER, INFERENCE, DECODE]);
     let decode = &tree["tandem.decode"];
     assert_eq!(received(&only(&sandbox.combined[0])), (trace, decode.span_id.clone(), "01".to_owned()));
     assert_eq!((decode.status, decode.events.as_slice()), (UNSET, &["first_chunk".to_owned()][..]));
@@ -130,11 +167,14 @@ async fn failed_prefill(collector: &Collector, sandbox: &Sandbox, path: &str) {
         let answer = Call::post(path, CHAT, chat(true)).send().await;
         assert_eq!(answer.status, status);
         let tree = tree(collector, answer.header("request-id")).await;
-        assert_shape(&tree, "", &[SELECT, "tandem.prefill"]);
+        assert_shape(&tree, "", &[HEAD, BODY, SELECT, PREFILL]);
         let status = status.to_string();
         assert_attributes(&tree["tandem.request"], &[("outcome", outcome), ("http.response.status_code", &status)]);
         let statuses = [SELECT, "tandem.prefill", "tandem.request"].map(|name| tree[name].status);
         assert_eq!(statuses, [UNSET, ERROR, ERROR]);
+        let said = said.to_string();
+        assert_attributes(&tree[PREFILL], &[("http.response.status_code", &said), ("error.type", "http_status")]);
+        assert_attributes(&tree["tandem.request"], &[("error.type", outcome)]);
         let record = only(&sandbox.prefill[0]);
         assert_eq!(received(&record).1, tree["tandem.prefill"].span_id, "the failed leg carried its span");
         sandbox.clear();
@@ -145,13 +185,14 @@ async fn refused(collector: &Collector, path: &str) {
     let answer = Call::post(path, CHAT, "{").send().await;
     assert_eq!(answer.status, 400);
     let spans = tree(collector, answer.header("request-id")).await;
-    // Whether the selection began depends on when the body ended; nothing was selected.
-    assert!(spans.keys().all(|name| ["tandem.request", SELECT].contains(&name.as_str())), "{spans:?}");
-    assert!(spans.values().all(|span| span.status == ERROR));
+    assert_shape(&spans, "", &[HEAD, BODY, SELECT]);
+    // Nothing was selected.
+    assert!(spans.values().all(|span| span.status == if span.name == HEAD { UNSET } else { ERROR }), "{spans:?}");
     let answer = Call::post(path, "/v1/nothing", "{}").send().await;
     let spans = tree(collector, answer.header("request-id")).await;
-    assert_shape(&spans, "", &[]);
+    assert_shape(&spans, "", &[HEAD]);
     assert_attributes(&spans["tandem.request"], &[("outcome", "unknown_request_path")]);
+    assert!(!spans["tandem.request"].attributes.contains_key("url.path"), "a client's own words");
 }
 
 async fn client_gone(collector: &Collector, sandbox: &Sandbox, path: &str) {
@@ -164,7 +205,9 @@ async fn client_gone(collector: &Collector, sandbox: &Sandbox, path: &str) {
     leaving.abort();
     let spans = tree(collector, &trace(1)).await;
     hold.release();
-    assert_shape(&spans, PARENT, &[SELECT, "tandem.prefill"]);
+    assert_shape(&spans, PARENT, &[HEAD, BODY, SELECT, PREFILL]);
+    assert_attributes(&spans[PREFILL], &[("error.type", "canceled")]);
+    assert!(spans["tandem.request"].events.contains(&"client_gone".to_owned()));
     let gone = [("outcome", "client_cancelled_eof"), ("http.response.status_code", "499")];
     assert_attributes(&spans["tandem.request"], &gone);
     assert_eq!((spans["tandem.prefill"].status, spans["tandem.request"].status), (ERROR, ERROR));
@@ -175,7 +218,7 @@ async fn client_gone(collector: &Collector, sandbox: &Sandbox, path: &str) {
     events.next().await.expect("an event");
     events.abandon();
     let spans = tree(collector, &trace(2)).await;
-    assert_shape(&spans, PARENT, &[SELECT, "tandem.prefill", "tandem.decode"]);
+    assert_shape(&spans, PARENT, &[&STREAMED[..], &[PREFILL, DECODE]].concat());
     assert_attributes(&spans["tandem.request"], &gone);
     let decode = &spans["tandem.decode"];
     assert_eq!((decode.status, decode.events.as_slice()), (ERROR, &["first_chunk".to_owned()][..]));

@@ -2,6 +2,7 @@
 
 mod pipeline;
 mod spans;
+mod sync;
 
 use std::sync::{Arc, Mutex};
 

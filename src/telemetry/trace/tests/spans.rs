@@ -18,6 +18,7 @@ const CLIENT_UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba9
 const ENVOY_SAME_TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-1111111111111111-01";
 const ENVOY_SAME_TRACE_UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-1111111111111111-00";
 const ENVOY_OTHER_TRACE: &str = "00-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-2222222222222222-01";
+const PATH: &str = "/v1/completions";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
 fn log_knobs() -> LogKnobs {
@@ -71,6 +72,7 @@ fn record(outcome: Outcome) -> RequestRecord {
         ready_pods: 4,
         outstanding_at_start: 0,
         handoff: "relayed",
+        retry: None,
         stream: true,
         body_bytes: 0,
         answer_bytes: 0,
@@ -99,30 +101,27 @@ fn r88_one_trace_with_exact_parents() {
         let trace = tracer.begin(parent(&[("traceparent", CLIENT), ("tracestate", "a=1,b=2")], &[]));
         assert_eq!(trace.trace_id().unwrap().to_string(), TRACE);
         trace.set_request_id("id-1");
-        trace.understood("/v1/completions", "llama", true);
-        let select = trace.select();
-        trace.selected(&SelectedTarget {
-            strategy: "pd",
-            candidate_pods: 4,
-            ready_pods: 5,
-            pod: &pod("d-0"),
-            host: "10.0.0.1",
-            outstanding: 3,
-            took: std::time::Duration::from_millis(2),
-        });
+        trace.arrived(&http::Method::POST, true);
+        let select = trace.step("process.select_target_pod").unwrap();
         select.succeed();
-        trace.prefill(&pod("p-0"), "10.0.0.2:8000").fail("connection refused");
-        let prefill = trace.prefill(&pod("p-1"), "10.0.0.3:8000");
+        trace.prefill(&pod("p-0"), "10.0.0.2:8000", PATH, 0).fail("transport");
+        let prefill = trace.prefill(&pod("p-1"), "10.0.0.3:8000", PATH, 1);
         let prefill_header = prefill.headers()["traceparent"].to_str().unwrap().to_owned();
         assert!(prefill_header.starts_with(&format!("00-{TRACE}-")) && prefill_header.ends_with("-01"));
         assert_eq!(prefill.headers()["tracestate"], "a=1,b=2");
         prefill.succeed();
-        let mut decode = trace.decode(&pod("d-0"), "10.0.0.1:8000");
+        let mut decode = trace.decode(&pod("d-0"), "10.0.0.1:8000", PATH, 0);
         assert_ne!(decode.headers()["traceparent"].to_str().unwrap(), prefill_header);
         decode.first_chunk();
         decode.usage(Usage { prompt_tokens: 5, completion_tokens: 7, total_tokens: 12 });
         decode.succeed();
-        trace.finish(&record(Outcome::Success));
+        let routed = Some(Tick::from_millis(1002));
+        let mut record = record(Outcome::Success);
+        (record.candidate_pods, record.ready_pods, record.outstanding_at_start) = (4, 5, 3);
+        record.target_host = "10.0.0.1".to_owned();
+        record.target_pod = Some(std::sync::Arc::new(pod("d-0")));
+        record.timings = Timings { routed, ..record.timings };
+        trace.finish(&record);
     }) {
         let root = captured.one("tandem.request");
         assert_eq!(root.parent_span_id, SpanId::from_hex("00f067aa0ba902b7").unwrap());
@@ -141,6 +140,10 @@ fn r88_one_trace_with_exact_parents() {
             ("target_pod_ip", "10.0.0.1"),
             ("outstanding_requests_at_start", "3"),
             ("routing_time_taken_ms", "2"),
+            ("http.request.method", "POST"),
+            ("rpc.system.name", "grpc"),
+            ("url.path", "/v1/completions"),
+            ("gen_ai.operation.name", "text_completion"),
             ("gen_ai.usage.input_tokens", "5"),
             ("completion_tokens", "7"),
             ("total_tokens", "12"),
@@ -160,7 +163,11 @@ fn r88_one_trace_with_exact_parents() {
         }
         let prefills = captured.named("tandem.prefill");
         assert_eq!(prefills.len(), 2);
-        assert_eq!(prefills[0].status, Status::error("connection refused"));
+        assert_eq!(prefills[0].status, Status::error("transport"));
+        assert_eq!(attribute(&prefills[0], "error.type").as_deref(), Some("transport"));
+        assert_eq!(attribute(&prefills[0], "http.request.resend_count"), None);
+        assert_eq!(attribute(&prefills[1], "http.request.resend_count").as_deref(), Some("1"));
+        assert_eq!(attribute(&prefills[1], "server.port").as_deref(), Some("8000"));
         assert_eq!(prefills[1].status, Status::Unset);
         assert_eq!(prefills[1].span_kind, SpanKind::Client);
         assert_eq!(attribute(&prefills[1], "k8s.pod.name").as_deref(), Some("p-1"));
@@ -233,7 +240,7 @@ fn what_is_not_sampled_is_not_exported_but_keeps_its_trace() {
     for captured in exported(&parent_based(), |tracer| {
         let trace = tracer.begin(parent(&[("traceparent", CLIENT_UNSAMPLED)], &[]));
         assert_eq!(trace.trace_id().unwrap().to_string(), TRACE);
-        let leg = trace.prefill(&pod("p"), "a:1");
+        let leg = trace.prefill(&pod("p"), "a:1", PATH, 0);
         let header = leg.headers()["traceparent"].to_str().unwrap();
         assert!(header.starts_with(&format!("00-{TRACE}-")) && header.ends_with("-00"), "{header}");
         leg.succeed();
@@ -249,21 +256,21 @@ fn without_tracing_the_clients_headers_go_on_unchanged() {
         let client = headers(&[("traceparent", text), ("tracestate", "a=1"), ("tracestate", "b=2"), ("x", "y")]);
         let trace = Tracer::off().begin(TraceParent::extract(&client, &headers(&[("traceparent", ENVOY_OTHER_TRACE)])));
         assert_eq!(trace.trace_id(), None);
-        for leg in [trace.prefill(&pod("p"), "a:1"), trace.decode(&pod("d"), "b:1")] {
+        for leg in [trace.prefill(&pod("p"), "a:1", PATH, 0), trace.decode(&pod("d"), "b:1", PATH, 0)] {
             assert_eq!(leg.headers()["traceparent"], text);
             assert_eq!(leg.headers().get_all("tracestate").iter().count(), 2);
             assert!(!leg.headers().contains_key("x"));
         }
     }
     let trace = Tracer::off().begin(TraceParent::default());
-    assert!(trace.decode(&pod("d"), "b:1").headers().is_empty());
+    assert!(trace.decode(&pod("d"), "b:1", PATH, 0).headers().is_empty());
 }
 
 #[test]
 fn a_dropped_span_ends_and_says_so() {
     for captured in exported(&parent_based(), |tracer| {
         let trace = tracer.begin(TraceParent::default());
-        let leg = trace.prefill(&pod("p"), "a:1");
+        let leg = trace.prefill(&pod("p"), "a:1", PATH, 0);
         drop(trace);
         drop(leg);
     }) {
