@@ -203,7 +203,9 @@ fn services_policies_and_budgets_find_their_pods_and_ports() {
                 .filter(|service| wanted.iter().all(|(key, value)| service["metadata"]["labels"][key] == *value))
                 .collect();
             let [service] = found[..] else { panic!("{group}: each pod is scraped once, not {}", found.len()) };
-            let port = &monitor["spec"]["endpoints"][0]["port"];
+            let endpoint = &monitor["spec"]["endpoints"][0];
+            assert_eq!(endpoint["honorLabels"], true, "{group}: rules and dashboards go by our labels");
+            let port = &endpoint["port"];
             assert!(list(&service["spec"]["ports"]).iter().any(|offered| offered["name"] == *port), "{group}");
         }
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Known, path, read, text};
 
 /// Variables that Grafana fills in.
-const BUILT_IN: [&str; 3] = ["__rate_interval", "__range", "__interval"];
+const BUILT_IN: [&str; 3] = ["__rate_interval", "__range", "__all"];
 
 /// The schema of Grafana 12.0, which 11 reads as well and later ones migrate.
 const SCHEMA: u64 = 41;

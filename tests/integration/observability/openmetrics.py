@@ -24,6 +24,6 @@ for family in text_string_to_metric_families(page):
             "model": sample.labels["model"],
             "labels": sample.exemplar.labels,
             "value": sample.exemplar.value,
-            "timestamp": sample.exemplar.timestamp,
+            "timestamp": float(sample.exemplar.timestamp),
         })
 print(json.dumps({"content_type": kind, "families": families, "exemplars": exemplars}))

@@ -35,7 +35,7 @@ impl Expression {
                 reader.space();
                 if GROUPING.contains(&word) {
                     found.grouping.extend(reader.list());
-                } else if !WORDS.contains(&word) && !reader.rest.starts_with('(') {
+                } else if !WORDS.contains(&word) && !reader.at_call() {
                     let labels = if reader.rest.starts_with('{') { reader.matchers()? } else { Vec::new() };
                     found.selectors.push(Selector { metric: word.to_owned(), labels });
                 }
@@ -59,6 +59,12 @@ impl Expression {
 }
 
 impl<'a> Reader<'a> {
+    /// What was read is a function or an aggregation: `rate(…)`, `sum by (m) (…)`.
+    fn at_call(&self) -> bool {
+        let next = self.rest.split(|c: char| !c.is_ascii_alphanumeric()).next();
+        self.rest.starts_with('(') || matches!(next, Some("by" | "without"))
+    }
+
     fn skip_while(&mut self, what: impl Fn(char) -> bool) -> &'a str {
         let end = self.rest.find(|c| !what(c)).unwrap_or(self.rest.len());
         let (skipped, rest) = self.rest.split_at(end);
