@@ -2,7 +2,7 @@
 # Measures a release build end to end on this machine: simulated engines, one replica, Envoy with the shipped file.
 #
 #   bench/run.sh                 everything
-#   bench/run.sh requests        one of: requests chunks memory
+#   bench/run.sh requests        one of: requests chunks memory pods replicas
 #
 # Envoy is found as by the tests: TANDEM_TEST_ENVOY, what scripts/test.sh fetched, or PATH. Ports from BENCH_PORT (18000)
 # upwards are used. Each result is one JSON line that names its units.
@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 cargo build --release --quiet
 load=$(cargo bench --bench load --no-run --message-format=json 2>/dev/null |
     sed -n 's/.*"name":"load".*"executable":"\([^"]*\)".*/\1/p' | tail -1)
-tandem=target/release/tandem
+tandem=${CARGO_TARGET_DIR:-target}/release/tandem
 envoy=${TANDEM_TEST_ENVOY:-target/tools/venv/bin/envoy}
 [ -x "$envoy" ] || envoy=$(command -v envoy)
 
@@ -137,5 +137,65 @@ memory() {
     done
 }
 
+# serve NAME HTTP-PORT FRONT-PORT [VARIABLE=VALUE...]: a replica on the pods of $directory/pods.yaml.
+serve() {
+    start "$1" env POD_NAME="$1" "${@:4}" "$tandem" serve --pods "$directory/pods.yaml" \
+        --grpc-bind-address 127.0.0.1:0 --http-bind-address "127.0.0.1:$2" --front-bind-address "127.0.0.1:$3"
+    await "http://127.0.0.1:$2/readyz"
+}
+
+# engines COUNT: that many pods in rolesets of two and two. All of them are two engines that listen on every address.
+engines() {
+    start sim_prefill "$tandem" sim --instant --role prefill --model bench --bind 0.0.0.0 --port $prefill
+    start sim_decode "$tandem" sim --instant --role decode --model bench --bind 0.0.0.0 --port $decode
+    local number
+    for number in $(seq 0 $(($1 - 1))); do
+        local role=prefill to=$prefill
+        if [ $((number % 2)) = 1 ]; then role=decode to=$decode; fi
+        pod "pod-$number" bench "$to" ", role-name: $role, roleset-name: set-$((number / 4))" |
+            sed "s/podIP: .*/podIP: 127.0.$((1 + number / 200)).$((1 + number % 200))}/"
+    done >"$directory/pods.yaml"
+}
+
+pods() {
+    for count in 4 100 400; do
+        engines $count
+        serve tandem $http $front
+        echo "== $count pods, metrics every 50 ms"
+        measure "no request" idle --watch "tandem=$tandem_pid"
+        measure "front, 200 requests per second" requests --rate 200 --url $through_front --strategy pd \
+            --watch "tandem=$tandem_pid"
+        stop
+        engines $count
+        serve tandem $http $front AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS=1000
+        echo "== $count pods, metrics every second"
+        measure "no request" idle --watch "tandem=$tandem_pid"
+        measure "front, 200 requests per second" requests --rate 200 --url $through_front --strategy pd \
+            --watch "tandem=$tandem_pid"
+        stop
+    done
+}
+
+replicas() {
+    local redis_server=${TANDEM_TEST_REDIS:-$(command -v redis-server)}
+    for count in 1 2 4 8; do
+        engines 16
+        start redis "$redis_server" --port $((port + 30)) --bind 127.0.0.1 --save '' --appendonly no
+        local all=() urls=() number
+        for number in $(seq $count); do
+            local name=replica_$number at=$((port + 40 + 2 * number))
+            serve "$name" $at $((at + 1)) REDIS_URL=redis://127.0.0.1:$((port + 30)) AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS=1000
+            local pid=${name}_pid
+            all+=(--watch "$name=${!pid}")
+            urls+=("http://127.0.0.1:$((at + 1))")
+        done
+        echo "== $count replicas, 16 pods, Redis"
+        measure "no request" idle "${all[@]}" --watch "redis=$redis_pid"
+        measure "200 requests per second in all" requests --rate 200 --strategy pd \
+            --url "$(IFS=,; echo "${urls[*]}")" "${all[@]}" --watch "redis=$redis_pid"
+        stop
+    done
+}
+
 echo "$(nproc) cores, $(uname -sm), load $(cut -d' ' -f1 /proc/loadavg), revision $(git rev-parse --short HEAD)"
-if [ $# -gt 0 ]; then "$1"; else requests; chunks; memory; fi
+if [ $# -gt 0 ]; then "$1"; else requests; chunks; memory; pods; replicas; fi

@@ -192,6 +192,8 @@ fn spec(name: &str, role: Role) -> PodSpec {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
     }
 }
 
@@ -269,7 +271,7 @@ fn requests(bench: &Bench) {
             exchange.on(now, Event::AnswerChunk { data: done, end: true }, &mut effects);
             for effect in &effects {
                 if let Effect::End(record) = effect {
-                    world.metrics.finish(record);
+                    world.metrics.finish(record, None);
                 }
             }
             assert!(exchange.ended());

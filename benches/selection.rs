@@ -38,6 +38,8 @@ fn pod(slot: u32, role: Role, roleset: &Arc<str>) -> Arc<Pod> {
         terminating: false,
         labels: Arc::default(),
         config: None,
+        also: Vec::new(),
+        claim: None,
     };
     let state = Arc::new(PodState::new(slot, Arc::new(PodLabels::default())));
     state.signals.store(Arc::new(Signals {

@@ -1,9 +1,10 @@
 //! The composition root: builds everything, passes it in, spawns into task trackers, stops in order.
 
+mod listen;
 mod plane;
+mod sources;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,12 +12,11 @@ use anyhow::{Context as _, Result};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::server::TcpIncoming;
 
 use crate::admin::{self, AdminState, Readiness};
 use crate::bands::{self, Keepers};
 use crate::clock::Clock;
-use crate::discovery::{self, DepartedListener, FleetBuilder, POLL_INTERVAL, PodFiles, PodReader};
+use crate::discovery::{DepartedListener, FleetBuilder};
 use crate::drive::{Driver, Stops};
 use crate::exchange::World;
 use crate::ext_proc::Processor;
@@ -29,6 +29,10 @@ use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
 use crate::state::limits::{LimitParts, SharedLimits};
 use crate::state::links::{Listeners, Surroundings};
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
+use crate::tls::Incoming;
+
+pub use sources::Source;
+use sources::Sources;
 
 /// HTTP/2 flow-control window of one ext_proc stream, bytes: a 1 MiB prompt arrives without waiting for a round trip.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -50,17 +54,6 @@ const SESSION_BEATS: u64 = 60;
 const LAST_HEADS: Duration = Duration::from_secs(1);
 /// How long tasks may take to end after they have been cut.
 const CUT_GRACE: Duration = Duration::from_secs(2);
-
-/// Where pods come from.
-#[derive(Clone, Debug)]
-pub enum Source {
-    /// A file or directory of Pod manifests, watched.
-    Pods(PathBuf),
-    /// An endpoints file of the reference gateway's standalone mode, read once.
-    Standalone(PathBuf),
-    /// Manifests in memory (quickstart).
-    Manifests(String),
-}
 
 /// What to serve, and where.
 #[derive(Clone, Debug)]
@@ -110,20 +103,23 @@ impl Gateway {
         let knobs = Arc::new(knobs);
         let metrics = Arc::new(Metrics::new(&knobs.gateway_pod).with_ttft_threshold(knobs.ttft_threshold));
         metrics.set_config_errors(report.config_errors);
+        metrics.set_limits(knobs.limits.max_streams, knobs.limits.max_buffered_bytes);
         let fleet = Arc::new(Fleet::default());
         let background = TaskTracker::new();
         let stop_background = CancellationToken::new();
 
-        let grpc = bind(&options.grpc).await?;
-        let http = bind(&options.http).await?;
+        let tls = listen::Tls::load(&knobs.tls, options.front.is_some(), &metrics, clock)?;
+        let grpc = Incoming::new(bind(&options.grpc).await?, tls.grpc.clone());
+        let http = Incoming::new(bind(&options.http).await?, tls.http.clone());
         let front = match &options.front {
-            Some(address) => Some(bind(address).await?),
+            Some(address) => Some(Incoming::new(bind(address).await?, tls.front.clone())),
             None => None,
         };
+        background.spawn(tls.watch(background.clone(), stop_background.clone()));
         let addresses = Addresses {
             grpc: grpc.local_addr()?,
             http: http.local_addr()?,
-            front: front.as_ref().map(TcpListener::local_addr).transpose()?,
+            front: front.as_ref().map(Incoming::local_addr).transpose()?,
         };
 
         let random = || uuid::Uuid::new_v4().as_u64_pair().0;
@@ -163,7 +159,14 @@ impl Gateway {
         }
         let world = Arc::new(world.with_plane(plane::start(redis.as_ref(), &knobs.plane, around)?));
         let readiness = Arc::new(Readiness::default());
-        discover(&options.source, &builder, &knobs, &background, &stop_background).await?;
+        let sources = Sources {
+            builder: Arc::clone(&builder),
+            knobs: Arc::clone(&knobs),
+            metrics: Arc::clone(&metrics),
+            clock,
+            seed: random(),
+        };
+        let cluster = sources.start(&options.source, &background, &stop_background).await?;
 
         let (stop_accepting, stops) = (CancellationToken::new(), Stops::default());
         let seeds = Seeds::new(random());
@@ -190,13 +193,17 @@ impl Gateway {
             fleet: Arc::clone(&fleet),
             metrics: Arc::clone(&metrics),
             readiness: Arc::clone(&readiness),
-            problems: Arc::new(move || problems.problems().texts),
+            problems: Arc::new(move || problems.problems().texts.into_iter().chain(tls.problems()).collect()),
             journal: Arc::clone(&world.journal),
             report: Arc::new(report),
             clock,
             max_metric_age: knobs.scrape.max_age,
             plane: Arc::clone(&world.plane),
+            cluster: cluster.clone(),
             before_metrics: Arc::new(move |metrics| {
+                if let Some(cluster) = &cluster {
+                    metrics.set_kubernetes(&cluster.gauges());
+                }
                 metrics.set_buffered_bytes(held.buffered.used() as u64);
                 metrics.set_sessions(held.sessions.len() as u64);
                 let index = held.prefix.stats();
@@ -215,14 +222,17 @@ impl Gateway {
         let router = admin::router(state);
         let stopped = stop_background.clone();
         background.spawn(async move {
-            let served = axum::serve(http, router).with_graceful_shutdown(async move { stopped.cancelled().await });
+            let served = axum::serve(listen::Pages(http), router)
+                .with_graceful_shutdown(async move { stopped.cancelled().await });
             if let Err(error) = served.await {
                 tracing::error!(%error, "the admin server ended");
             }
         });
 
         let (health, health_service) = tonic_health::server::health_reporter();
-        set_serving(&health, true).await;
+        set_serving(&health, builder.primed()).await;
+        let (reporter, ready) = (health.clone(), Arc::clone(&readiness));
+        background.spawn(serve_when_primed(reporter, ready, builder.subscribe(), stop_background.clone()));
         let server = tonic::transport::Server::builder()
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -231,9 +241,9 @@ impl Gateway {
             .add_service(Processor::service(Arc::clone(&driver)));
         let stopped = stop_accepting.clone();
         background.spawn(async move {
-            // Replies are small and each is waited for: they must not linger in the kernel.
-            let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
-            if let Err(error) = server.serve_with_incoming_shutdown(incoming, stopped.cancelled_owned()).await {
+            if let Err(error) =
+                server.serve_with_incoming_shutdown(listen::streams(grpc), stopped.cancelled_owned()).await
+            {
                 tracing::error!(%error, "the ext_proc server ended");
             }
         });
@@ -307,6 +317,27 @@ async fn set_serving(health: &tonic_health::server::HealthReporter, serving: boo
     let status = if serving { tonic_health::ServingStatus::Serving } else { tonic_health::ServingStatus::NotServing };
     health.set_service_status(HEALTH_SERVICE, status).await;
     health.set_service_status("", status).await;
+}
+
+/// Before the first snapshot of the fleet, Envoy's health checks must not find this replica fit: it would answer that it
+/// knows no model.
+async fn serve_when_primed(
+    health: tonic_health::server::HealthReporter,
+    readiness: Arc<Readiness>,
+    mut versions: tokio::sync::watch::Receiver<u64>,
+    stop: CancellationToken,
+) {
+    tokio::select! {
+        primed = versions.wait_for(|version| *version > 0) => if primed.is_err() { return },
+        () = stop.cancelled() => return,
+    }
+    if readiness.is_draining() {
+        return;
+    }
+    set_serving(&health, true).await;
+    if readiness.is_draining() {
+        set_serving(&health, false).await;
+    }
 }
 
 /// `:port` (Go's spelling of "every address") tries IPv6 with IPv4 first and IPv4 alone when there is no IPv6.
@@ -404,35 +435,4 @@ async fn sweep_token_charges(world: Arc<World>, clock: Clock, stop: Cancellation
         }
         world.sweep_token_charges(clock.now());
     }
-}
-
-async fn discover(
-    source: &Source,
-    builder: &Arc<FleetBuilder>,
-    knobs: &Arc<Knobs>,
-    background: &TaskTracker,
-    stop: &CancellationToken,
-) -> Result<()> {
-    match source {
-        Source::Pods(path) => {
-            let files = PodFiles::new(path.clone(), Arc::clone(&knobs.pd));
-            discovery::watch_files(files, Arc::clone(builder), POLL_INTERVAL, background, stop.clone()).await;
-        }
-        Source::Standalone(path) => {
-            builder.apply(discovery::load_endpoints(path)?);
-        }
-        Source::Manifests(text) => {
-            let documents = discovery::read_documents(text);
-            let mut reader = PodReader::new(Arc::clone(&knobs.pd));
-            let readings: Vec<_> = documents.pods.iter().map(|manifest| reader.read(manifest)).collect();
-            let problems = documents.broken.iter().map(ToString::to_string);
-            builder.set_problems(
-                problems
-                    .chain(readings.iter().flat_map(|read| read.problems.iter().chain(&read.config_problems).cloned()))
-                    .collect(),
-            );
-            builder.apply(readings.into_iter().filter_map(|read| read.spec).collect());
-        }
-    }
-    Ok(())
 }

@@ -47,6 +47,10 @@ pub enum Reason {
     ModelUnknown,
     /// Pods of the model exist, but none is routable.
     NoRoutablePods,
+    /// The model is claimed by pods whose engines start, sleep or have failed.
+    ModelNotUp,
+    /// No strategy chooses a pod, and Envoy has no route of its own for the model.
+    NoRoute,
     /// The routing strategy does not exist.
     BadStrategy,
     /// `external-filter` is not a label selector.
@@ -91,7 +95,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for tables and tests.
-    pub const ALL: [Reason; 30] = [
+    pub const ALL: [Reason; 32] = [
         Reason::InvalidApiKey,
         Reason::BodyInvalid,
         Reason::ModelMissing,
@@ -103,6 +107,8 @@ impl Reason {
         Reason::MultipartInvalid,
         Reason::ModelUnknown,
         Reason::NoRoutablePods,
+        Reason::ModelNotUp,
+        Reason::NoRoute,
         Reason::BadStrategy,
         Reason::BadFilter,
         Reason::RateLimited,
@@ -146,6 +152,8 @@ impl Reason {
             Reason::UnknownPath => StatusCode::NOT_IMPLEMENTED,
             Reason::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Reason::NoRoutablePods
+            | Reason::ModelNotUp
+            | Reason::NoRoute
             | Reason::SelectionFailed
             | Reason::PrefillFailed
             | Reason::DecodeFailed
@@ -181,7 +189,7 @@ impl Reason {
             | Reason::UsageNotAsked
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => Blame::Client,
-            Reason::NoRoutablePods | Reason::SelectionFailed => Blame::Fleet,
+            Reason::NoRoutablePods | Reason::ModelNotUp | Reason::NoRoute | Reason::SelectionFailed => Blame::Fleet,
             Reason::PrefillFailed | Reason::HandoffInvalid | Reason::DecodeFailed | Reason::DecodeTimeout => {
                 Blame::Engine
             }
@@ -215,12 +223,15 @@ impl Reason {
             Reason::UserRequestsExceeded => &["x-error-rpm-exceeded"],
             Reason::UserTokensExceeded => &["x-error-tpm-exceeded"],
             Reason::UsageNotAsked => &["x-error-no-stream-options-include-usage"],
-            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest => &["x-error-routing"],
+            Reason::BadFilter | Reason::NoRoute | Reason::SelectionFailed | Reason::InvalidPdRequest => {
+                &["x-error-routing"]
+            }
             Reason::PrefillRejected | Reason::PrefillFailed => &["x-error-pd-prefill"],
             Reason::HandoffInvalid => &["x-error-pd-prefill", "x-error-routing"],
             Reason::DecodeFailed | Reason::DecodeTimeout => &["x-error-pd-decode"],
             Reason::InvalidApiKey
             | Reason::ModelUnknown
+            | Reason::ModelNotUp
             | Reason::Overloaded
             | Reason::ShuttingDown
             | Reason::Internal => &[],
@@ -235,9 +246,12 @@ impl Reason {
             Reason::RateLimited | Reason::UserRequestsExceeded | Reason::UserTokensExceeded => {
                 Some("rate_limit_exceeded")
             }
-            Reason::NoRoutablePods | Reason::SelectionFailed | Reason::Overloaded | Reason::ShuttingDown => {
-                Some("service_unavailable")
-            }
+            Reason::NoRoutablePods
+            | Reason::ModelNotUp
+            | Reason::NoRoute
+            | Reason::SelectionFailed
+            | Reason::Overloaded
+            | Reason::ShuttingDown => Some("service_unavailable"),
             _ => None,
         }
     }
@@ -254,7 +268,7 @@ impl Reason {
             Reason::BodyTimeout => "body_timeout",
             Reason::UnknownPath | Reason::MethodNotAllowed => "unknown_request_path",
             Reason::MultipartInvalid => "x-error-multipart-parsing_fail",
-            Reason::ModelUnknown | Reason::NoRoutablePods => "x-error-no-model-backends_fail",
+            Reason::ModelUnknown | Reason::NoRoutablePods | Reason::ModelNotUp => "x-error-no-model-backends_fail",
             Reason::BadStrategy => "x-error-invalid-routing-strategy_fail",
             Reason::RateLimited => "x-error-model-rps-exceeded_fail",
             Reason::RateUncountable => "x-error-incr-model-rps_fail",
@@ -263,7 +277,9 @@ impl Reason {
             Reason::UserRequestsExceeded => "x-error-rpm-exceeded_fail",
             Reason::UserTokensExceeded => "x-error-tpm-exceeded_fail",
             Reason::UsageNotAsked => "x-error-no-stream-options-include-usage_fail",
-            Reason::BadFilter | Reason::SelectionFailed | Reason::InvalidPdRequest => "x-error-routing_fail",
+            Reason::BadFilter | Reason::NoRoute | Reason::SelectionFailed | Reason::InvalidPdRequest => {
+                "x-error-routing_fail"
+            }
             Reason::PrefillRejected => "pd_prefill_rejected",
             Reason::PrefillFailed | Reason::HandoffInvalid => "pd_prefill_failure",
             Reason::DecodeFailed => "pd_decode_failure",

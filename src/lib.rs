@@ -12,6 +12,7 @@ pub mod request;
 pub mod response;
 pub mod rng;
 pub mod telemetry;
+pub mod tls;
 
 // Floor 1: what is known about the fleet.
 pub mod bands;

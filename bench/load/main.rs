@@ -39,14 +39,16 @@ enum Command {
     Chunks(Chunks),
     /// Streams that say nothing, held open; the memory of the watched processes
     Open(Open),
+    /// Nothing at all; what the watched processes take by themselves
+    Idle(Idle),
 }
 
 /// What every kind of load needs.
 #[derive(Args, Clone)]
 struct Target {
-    /// Where to send requests, `http://host:port`
-    #[arg(long)]
-    url: String,
+    /// Where to send requests, `http://host:port`; several, with commas between them, take turns
+    #[arg(long, value_delimiter = ',', required = true)]
+    url: Vec<String>,
     /// Model to ask for
     #[arg(long, default_value = "bench")]
     model: String,
@@ -109,6 +111,25 @@ struct Open {
     streams: usize,
 }
 
+#[derive(Args, Clone)]
+struct Idle {
+    /// Process to watch, `name=pid`; may be repeated
+    #[arg(long = "watch", value_name = "NAME=PID", value_parser = processes::watched)]
+    watch: Vec<(String, u32)>,
+    /// Seconds of measuring
+    #[arg(long, default_value_t = 15)]
+    seconds: u64,
+}
+
+impl Idle {
+    async fn run(&self) -> Result<Value> {
+        let before = Usage::of(&self.watch)?;
+        tokio::time::sleep(Duration::from_secs(self.seconds)).await;
+        let after = Usage::of(&self.watch)?;
+        Ok(json!({"cores": after.cpu_since(&before, self.seconds as f64), "resident_kib": after.resident()}))
+    }
+}
+
 /// One client connection pool.
 #[derive(Clone)]
 struct Caller {
@@ -136,7 +157,8 @@ impl Caller {
         let text = format!("{number} {}", "lorem ipsum ".repeat(self.target.body_bytes / 12));
         let body = json!({"model": self.target.model, "messages": [{"role": "user", "content": text}],
             "max_tokens": tokens, "stream": true});
-        let url = format!("{}/v1/chat/completions", self.target.url);
+        let base = self.target.url.get(number % self.target.url.len()).context("no URL")?;
+        let url = format!("{base}/v1/chat/completions");
         let mut request = Request::post(url).header("content-type", "application/json");
         if let Some(strategy) = &self.target.strategy {
             request = request.header("routing-strategy", strategy);
@@ -216,7 +238,8 @@ impl Requests {
         let (before, started) = (Usage::of(&self.target.watch)?, Instant::now());
         let (done, failed) = self.load(&caller, Duration::from_secs(self.seconds)).await;
         let took = started.elapsed();
-        let cpu = Usage::of(&self.target.watch)?.cpu_since(&before, done.len() as f64 / 1000.0);
+        let after = Usage::of(&self.target.watch)?;
+        let cpu = after.cpu_since(&before, done.len() as f64 / 1000.0);
         Ok(json!({
             "requests": done.len(),
             "failed": failed,
@@ -224,6 +247,7 @@ impl Requests {
             "first_byte": summary(done.iter().map(|timed| timed.first_byte).collect()),
             "total": summary(done.iter().map(|timed| timed.total).collect()),
             "cpu_seconds_per_1000_requests": cpu,
+            "resident_kib": after.resident(),
         }))
     }
 }
@@ -318,6 +342,7 @@ fn main() -> Result<()> {
             Command::Requests(command) => command.run().await,
             Command::Chunks(command) => command.run().await,
             Command::Open(command) => command.run().await,
+            Command::Idle(command) => command.run().await,
         }
     })?;
     println!("{line}");

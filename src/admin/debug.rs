@@ -1,13 +1,14 @@
 //! `/debug/fleet` as JSON: what routing sees.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::AdminState;
 use crate::bands::ProfilePlan;
 use crate::clock::Tick;
-use crate::fleet::{Model, Pod, Role, Roleset};
+use crate::fleet::{Home, Model, Pod, Role, Roleset};
 use crate::load::HealthView;
 
 pub(super) fn fleet(state: &AdminState) -> Value {
@@ -43,8 +44,13 @@ fn show_model(model: &Model, now: Tick, state: &AdminState) -> Value {
         .iter()
         .map(|roleset| json!({"name": &*roleset.name, "prefill": roleset.prefill, "decode": roleset.decode}))
         .collect();
-    let pods: Vec<Value> = model.pods.iter().map(|pod| show_pod(pod, now, state)).collect();
+    // Each pod is shown once, with its home.
+    let own: &[Arc<Pod>] = if model.is_alias() { &[] } else { &model.pods };
+    let pods: Vec<Value> = own.iter().map(|pod| show_pod(pod, now, state)).collect();
     json!({
+        "alias_of": if let Home::Of(home) = &model.home { Some(&**home) } else { None },
+        "instances": model.is_alias().then(|| names(&model.pods)),
+        "not_up": model.claim.map(|claim| format!("{claim:?}").to_lowercase()),
         "routable_pods": model.routable.len(),
         "rolesets": rolesets,
         "partial_rolesets": partial,
@@ -106,7 +112,7 @@ fn show_roleset(roleset: &Roleset) -> Value {
     })
 }
 
-fn names(pods: &[std::sync::Arc<Pod>]) -> Vec<String> {
+fn names(pods: &[Arc<Pod>]) -> Vec<String> {
     pods.iter().map(|pod| pod.spec.key.to_string()).collect()
 }
 
@@ -135,6 +141,7 @@ fn show_pod(pod: &Pod, now: Tick, state: &AdminState) -> Value {
         "terminating": spec.terminating,
         "routable": spec.routable() && spec.serves_http,
         "serves_http": spec.serves_http,
+        "also_serves": spec.also.iter().map(|name| &**name).collect::<Vec<_>>(),
         "has_config": spec.config.is_some(),
         "in_flight": {
             "prefills": load.prefills,

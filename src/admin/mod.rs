@@ -3,6 +3,7 @@
 //! Read-only, and without secrets: nothing here changes the gateway, and no client request comes this way. It may be
 //! reached by anything in the cluster, unless `TANDEM_ADMIN_TOKEN` asks for a token.
 
+mod accept;
 mod debug;
 mod decisions;
 mod page;
@@ -18,8 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{StatusCode, Uri};
+use axum::http::header::{CONTENT_TYPE, VARY};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router, middleware};
@@ -28,12 +29,13 @@ use serde_json::{Value, json};
 pub use ready::Readiness;
 
 use crate::clock::{Clock, Tick};
+use crate::discovery::kubernetes::Cluster;
 use crate::fleet::{Fleet, Role, Snapshot};
 use crate::knobs::{Report, Secret};
 use crate::load::TokenLoad;
 use crate::routing::Journal;
 use crate::state::plane::StatePlane;
-use crate::telemetry::{FleetGauges, Metrics, ModelGauge, PodGauge, TokenGauge};
+use crate::telemetry::{EjectedGauge, FleetGauges, Metrics, ModelGauge, PodGauge, TokenGauge};
 
 /// Lists what is wrong with the fleet's manifests, one sentence each.
 pub type Problems = Arc<dyn Fn() -> Vec<String> + Send + Sync>;
@@ -66,6 +68,8 @@ pub struct AdminState {
     pub max_metric_age: Duration,
     /// What this replica shares with others.
     pub plane: Arc<dyn StatePlane>,
+    /// The Kubernetes cluster, where pods come from one.
+    pub cluster: Option<Arc<Cluster>>,
     /// Called before each exposition.
     pub before_metrics: BeforeMetrics,
 }
@@ -94,20 +98,26 @@ pub fn router(state: AdminState) -> Router {
         .with_state(state)
 }
 
-async fn metrics(State(state): State<AdminState>) -> impl IntoResponse {
+async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> impl IntoResponse {
     (state.before_metrics)(&state.metrics);
     state::gauge(&state.plane.status(state.clock.now()), &state.metrics);
     state.metrics.set_config_errors(state.report.config_errors + (state.problems)().len());
-    let gauges = gauges(&state.fleet.load(), state.clock);
-    let page = state.metrics.render(&gauges, state.clock.now());
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page)
+    let snapshot = state.fleet.load();
+    state.metrics.set_ready(ready::wants_traffic(&state.readiness, &snapshot));
+    let gauges = gauges(&snapshot, state.clock);
+    let format = accept::wanted(&headers);
+    let page = match format {
+        accept::Format::Text => state.metrics.render(&gauges, state.clock.now()),
+        accept::Format::OpenMetrics => state.metrics.render_openmetrics(&gauges, state.clock.now()),
+    };
+    ([(CONTENT_TYPE, format.content_type()), (VARY, "accept")], page)
 }
 
 /// The fleet as the metrics show it.
 fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
     let now = clock.now();
     let models = snapshot.models.values();
-    let pods = models.clone().flat_map(|model| &model.pods).map(|pod| {
+    let pods = snapshot.pods().map(|pod| {
         let load = pod.state.load.view();
         PodGauge {
             namespace: Arc::clone(&pod.spec.key.namespace),
@@ -133,9 +143,13 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
             .map(|model| ModelGauge {
                 name: Arc::clone(&model.name),
                 replicas: model.routable.len(),
+                rolesets_incomplete: model.partial.len(),
                 config_disagreements: model.config_disagreements,
-                ejected_pods: model.pods.iter().filter(|pod| pod.state.health.ejected()).count(),
-                ejected_pairs: model.pairs.ejected(),
+                // Of an alias they are counted with the model whose pods they are.
+                ejected: (!model.is_alias()).then(|| EjectedGauge {
+                    pods: model.pods.iter().filter(|pod| pod.state.health.ejected()).count(),
+                    pairs: model.pairs.ejected(),
+                }),
             })
             .collect(),
     }

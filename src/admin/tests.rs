@@ -38,6 +38,8 @@ fn pod(name: &str, role: Role) -> Arc<Pod> {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
     };
     let labels = PodLabels { namespace: "ns".into(), pod: name.into(), model: "llama".into(), ..PodLabels::default() };
     let address = spec.address().into();
@@ -81,6 +83,7 @@ fn state() -> AdminState {
         report: Arc::new(Report::default()),
         clock: Clock::system(),
         max_metric_age: Duration::from_secs(3),
+        cluster: None,
         before_metrics: Arc::new(|_| ()),
     }
 }
@@ -368,4 +371,41 @@ async fn a_token_guards_what_tells_about_the_fleet() {
         assert_eq!(browse(&state, path, None).await.0, StatusCode::OK, "{path}");
     }
     assert_eq!(browse(&state, "/nope", None).await.0, StatusCode::NOT_FOUND);
+}
+
+/// Adapters have the pods of their base model: every series of a pod is there once, and so is its entry on the page.
+#[tokio::test]
+async fn a_pod_is_shown_once_however_many_models_it_serves() {
+    let state = state();
+    let specs = [crate::fleet::fixture::spec("a"), crate::fleet::fixture::spec("b")];
+    let adapter = |name: &str, instances: &[&str]| crate::fleet::AdapterSpec {
+        namespace: "default".into(),
+        name: name.into(),
+        instances: instances.iter().map(|name| Arc::from(*name)).collect(),
+    };
+    let adapters = [adapter("l", &["a"]), adapter("k", &["a", "b"]), adapter("none", &[])];
+    state.fleet.store(crate::fleet::build_all(&Snapshot::default(), &specs, &adapters, &mut 0));
+    let (_, _, page) = call(&state, Method::GET, "/metrics").await;
+    let count = |start: &str| page.lines().filter(|line| line.starts_with(start)).count();
+    assert_eq!(count("tandem_pod_decode_running{"), 2, "{page}");
+    assert_eq!(count("tandem_ejected{"), 2, "pods and pairs of one model");
+    for (model, replicas) in [("m", 2), ("l", 1), ("k", 2), ("none", 0)] {
+        let line =
+            page.lines().find(|line| line.starts_with("model_replicas{") && line.contains(&format!("\"{model}\"")));
+        assert!(line.is_some_and(|line| line.ends_with(&format!(" {replicas}"))), "{model}: {line:?}");
+    }
+    let (_, fleet) = get_json(&state, "/debug/fleet").await;
+    let models = &fleet["models"];
+    assert_eq!(models["m"]["pods"].as_array().unwrap().len(), 2);
+    assert_eq!((&models["m"]["alias_of"], &models["m"]["instances"]), (&Value::Null, &Value::Null));
+    assert_eq!(models["k"]["pods"], json!([]));
+    assert_eq!(models["k"]["instances"], json!(["default/a", "default/b"]));
+    assert_eq!((&models["k"]["alias_of"], &models["none"]["alias_of"]), (&json!("m"), &Value::Null));
+    assert_eq!(models["k"]["routable_pods"], 2);
+    let (_, ready) = get_json(&state, "/readyz").await;
+    assert_eq!(ready["routable_pods"], 2);
+    let (_, listed) = get_json(&state, "/v1/models").await;
+    let names: Vec<&str> =
+        listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(names, ["k", "l", "m", "none"]);
 }

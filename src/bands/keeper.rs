@@ -23,12 +23,13 @@ pub struct Keepers {
 }
 
 impl Keepers {
-    /// Brings every model up to date. To be called about once a second.
+    /// Brings every model with pods of its own up to date. To be called about once a second.
     pub fn refresh(&mut self, snapshot: &Snapshot, gateway: &PdKnobs, now: Tick) {
         self.models
-            .retain(|name, keeper| snapshot.model(name).is_some_and(|model| Arc::ptr_eq(&model.bands, &keeper.bands)));
-        for (name, model) in &snapshot.models {
-            let keeper = self.models.entry(Arc::clone(name)).or_insert_with(|| Keeper::new(Arc::clone(&model.bands)));
+            .retain(|name, keeper| snapshot.home(name).is_some_and(|model| Arc::ptr_eq(&model.bands, &keeper.bands)));
+        for model in snapshot.homes() {
+            let keeper =
+                self.models.entry(Arc::clone(&model.name)).or_insert_with(|| Keeper::new(Arc::clone(&model.bands)));
             keeper.refresh(model, gateway, now);
         }
     }

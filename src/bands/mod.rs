@@ -35,7 +35,7 @@ pub use told::Observed;
 /// The longest prompt of each roleset that a live plan of the fleet holds, tokens; `u64::MAX` = no end.
 pub fn ends(snapshot: &Snapshot) -> BTreeMap<Arc<str>, u64> {
     let mut ends = BTreeMap::new();
-    for model in snapshot.models.values() {
+    for model in snapshot.homes() {
         for live in model.bands.plans().iter() {
             for band in live.plan.bands() {
                 let end = ends.entry(Arc::clone(band.roleset)).or_insert(band.max);

@@ -14,7 +14,7 @@ use crate::telemetry::{Tracing, init_logging};
 /// How long the last spans may take to leave.
 const LAST_SPANS: Duration = Duration::from_secs(5);
 
-/// Flags of the reference gateway, plus `--pods` and `--front-bind-address`. All else is configured by environment
+/// Flags of the reference gateway, plus `--pods`, `--kubeconfig` and `--front-bind-address`. All else is configured by environment
 /// variables (docs/configuration.md).
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -33,6 +33,10 @@ pub struct ServeArgs {
     /// Take pods from --endpoints-config.
     #[arg(long, requires = "endpoints_config")]
     standalone: bool,
+    /// Find pods through the Kubernetes API of this file's cluster. Without it, --pods and --standalone: through that of
+    /// `KUBECONFIG`, of `~/.kube/config`, or of the cluster that this process runs in.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pods", "standalone"])]
+    kubeconfig: Option<PathBuf>,
     /// Endpoints file of the standalone mode.
     #[arg(long, value_name = "FILE", requires = "standalone")]
     endpoints_config: Option<PathBuf>,
@@ -44,9 +48,7 @@ impl ServeArgs {
             (Some(_), Some(_)) => bail!("--pods and --standalone exclude each other"),
             (Some(pods), None) => Ok(Source::Pods(pods.clone())),
             (None, Some(file)) => Ok(Source::Standalone(file.clone())),
-            (None, None) => {
-                bail!("say where the pods are: --pods FILE-or-DIR, or --standalone --endpoints-config FILE")
-            }
+            (None, None) => Ok(Source::Kubernetes(self.kubeconfig.clone())),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::fleet::{Fleet, PodKey, PodSpec, build};
+use crate::fleet::{AdapterSpec, Fleet, PodKey, PodSpec, RouteTable, build_all};
 
 /// Problems kept for display; further ones are only counted.
 const MAX_PROBLEMS: usize = 200;
@@ -61,8 +61,10 @@ pub struct FleetBuilder {
 
 #[derive(Default)]
 struct Inner {
-    specs: Option<Vec<PodSpec>>,
+    specs: Option<(Vec<PodSpec>, Vec<AdapterSpec>)>,
     next_slot: u32,
+    /// What the source has told, and what the snapshot has.
+    told: [Vec<String>; 2],
     problems: ProblemList,
     logged: HashSet<u64>,
     hasher: RandomState,
@@ -98,13 +100,20 @@ impl FleetBuilder {
 
     /// Puts the whole fleet as it is now. Equal specs build nothing.
     pub fn apply(&self, specs: Vec<PodSpec>) -> Applied {
+        self.apply_all(specs, Vec::new())
+    }
+
+    /// The same, with the LoRA adapters that there are now.
+    pub fn apply_all(&self, specs: Vec<PodSpec>, adapters: Vec<AdapterSpec>) -> Applied {
         let mut inner = self.lock();
         let previous = self.fleet.load();
-        if inner.specs.as_ref() == Some(&specs) {
+        let wanted = (specs, adapters);
+        if inner.specs.as_ref() == Some(&wanted) {
             return Applied { version: previous.version, changed: false, departed: Vec::new() };
         }
-        let next = build(&previous, &specs, &mut inner.next_slot);
-        inner.specs = Some(specs);
+        let next = build_all(&previous, &wanted.0, &wanted.1, &mut inner.next_slot);
+        inner.specs = Some(wanted);
+        inner.tell(1, next.problems.clone());
         let slots: HashSet<u32> = next.pods().map(|pod| pod.state.slot).collect();
         let names: HashSet<PodKey> = next.pods().map(|pod| pod.spec.key.clone()).collect();
         let mut departed: Vec<Departed> = previous
@@ -134,19 +143,15 @@ impl FleetBuilder {
 
     /// Replaces the list of problems. Each distinct text is logged once.
     pub fn set_problems(&self, problems: Vec<String>) {
-        let mut inner = self.lock();
-        let omitted = problems.len().saturating_sub(MAX_PROBLEMS);
-        let texts: Vec<String> = problems.into_iter().take(MAX_PROBLEMS).map(|text| readable(&text)).collect();
-        for text in &texts {
-            let hash = inner.hasher.hash_one(text);
-            if inner.logged.len() >= MAX_LOGGED {
-                inner.logged.clear();
-            }
-            if inner.logged.insert(hash) {
-                tracing::warn!(problem = %text, "discovery problem");
-            }
+        self.lock().tell(0, problems);
+    }
+
+    /// Replaces what is known of Envoy's own routes. Not part of the snapshot: pods change without them, and they without
+    /// pods.
+    pub fn set_routes(&self, routes: RouteTable) {
+        if *self.fleet.routes() != routes {
+            self.fleet.set_routes(routes);
         }
-        inner.problems = ProblemList { texts, omitted };
     }
 
     /// The present problems, for `/debug/fleet` and a gauge.
@@ -157,6 +162,28 @@ impl FleetBuilder {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Nothing under this lock panics half-way through a change.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Replaces what the source (0) or the snapshot (1) has to tell.
+    fn tell(&mut self, from: usize, problems: Vec<String>) {
+        if let Some(told) = self.told.get_mut(from) {
+            *told = problems;
+        }
+        let all = self.told.iter().flatten();
+        let omitted = all.clone().count().saturating_sub(MAX_PROBLEMS);
+        let texts: Vec<String> = all.take(MAX_PROBLEMS).map(|text| readable(text)).collect();
+        for text in &texts {
+            let hash = self.hasher.hash_one(text);
+            if self.logged.len() >= MAX_LOGGED {
+                self.logged.clear();
+            }
+            if self.logged.insert(hash) {
+                tracing::warn!(problem = %text, "discovery problem");
+            }
+        }
+        self.problems = ProblemList { texts, omitted };
     }
 }
 

@@ -15,8 +15,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::FleetBuilder;
-use super::manifest::{Manifest, PodReader, read_documents};
-use crate::fleet::{PodKey, PodSpec};
+use super::documents::{Documents, read_documents};
+use super::manifest::{Manifest, PodReader};
+use crate::fleet::{AdapterSpec, PodKey, PodSpec};
 use crate::knobs::PdKnobs;
 
 /// How often the files are looked at, unless told otherwise.
@@ -31,6 +32,8 @@ const MAX_FILES: usize = 4096;
 pub struct Found {
     /// Every pod in force, by file name and position in the file.
     pub specs: Vec<PodSpec>,
+    /// Every LoRA adapter in force.
+    pub adapters: Vec<AdapterSpec>,
     /// What is wrong, one sentence each.
     pub problems: Vec<String>,
 }
@@ -52,6 +55,8 @@ struct FileState {
     hash: Option<u64>,
     /// The pods of the last version that could be read in full, or of the readable documents when there was none.
     pods: Vec<Manifest>,
+    /// The adapters of the same version.
+    adapters: Vec<AdapterSpec>,
     /// A whole version was read once.
     good: bool,
     problems: Vec<String>,
@@ -69,11 +74,27 @@ enum Doubted {
 }
 
 impl FileState {
-    /// Some pod in force is not among `pods`, or has lost its address (which stands at the end of a manifest).
-    fn loses_pods(&self, pods: &[Manifest]) -> bool {
-        let now: HashMap<_, bool> = pods.iter().map(|pod| (pod.key(), pod.has_address())).collect();
+    /// Some pod or adapter in force is not among these, or has lost its address or instances (which stand at the end of a
+    /// manifest).
+    fn loses(&self, documents: &Documents) -> bool {
+        let now: HashMap<_, bool> = documents.pods.iter().map(|pod| (pod.key(), pod.has_address())).collect();
+        let adapters: HashMap<_, bool> =
+            documents.adapters.iter().map(|adapter| (of(adapter), adapter.instances.is_empty())).collect();
         self.pods.iter().any(|pod| now.get(&pod.key()).is_none_or(|there| pod.has_address() && !there))
+            || self
+                .adapters
+                .iter()
+                .any(|adapter| adapters.get(&of(adapter)).is_none_or(|empty| *empty && !adapter.instances.is_empty()))
     }
+
+    fn says_nothing(&self) -> bool {
+        self.pods.is_empty() && self.adapters.is_empty()
+    }
+}
+
+/// What names an adapter.
+fn of(adapter: &AdapterSpec) -> (&str, &str) {
+    (&adapter.namespace, &adapter.name)
 }
 
 /// One file as it is now.
@@ -159,7 +180,7 @@ impl PodFiles {
                 state.hash = None;
                 return changed;
             }
-            Content::Missing if state.doubted == Some(Doubted::Missing) || state.pods.is_empty() => {
+            Content::Missing if state.doubted == Some(Doubted::Missing) || state.says_nothing() => {
                 self.files.remove(path);
                 return true;
             }
@@ -176,7 +197,7 @@ impl PodFiles {
         }
         let documents = read_documents(&text);
         let doubted = Some(Doubted::Text(hash));
-        if documents.broken.is_empty() && state.doubted != doubted && state.loses_pods(&documents.pods) {
+        if documents.broken.is_empty() && state.doubted != doubted && state.loses(&documents) {
             state.doubted = doubted;
             return false;
         }
@@ -190,14 +211,16 @@ impl PodFiles {
         }
         if !broken || !state.good {
             state.pods = documents.pods;
+            state.adapters = documents.adapters;
             state.good = !broken;
         }
         true
     }
 
-    /// All pods of all files. The first of several with one key counts.
+    /// All pods and adapters of all files. The first of several with one key counts.
     fn collect(&mut self) -> Found {
-        let mut found = Found { specs: Vec::new(), problems: self.path_problem.iter().cloned().collect() };
+        let mut found = Found { problems: self.path_problem.iter().cloned().collect(), ..Found::default() };
+        let mut adapters: HashMap<(Arc<str>, Arc<str>), String> = HashMap::new();
         let mut owners: HashMap<PodKey, String> = HashMap::new();
         for (path, state) in &self.files {
             let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
@@ -206,12 +229,27 @@ impl PodFiles {
                 let reading = self.reader.read(manifest);
                 found.problems.extend(reading.problems.into_iter().map(|text| format!("{name}: {text}")));
                 found.problems.extend(reading.config_problems);
-                let Some(spec) = reading.spec else { continue };
-                if let Some(owner) = owners.get(&spec.key) {
-                    found.problems.push(format!("{name}: pod {} is already in {owner}; the first counts", spec.key));
+                for spec in reading.spec.into_iter().chain(reading.claims) {
+                    if let Some(owner) = owners.get(&spec.key) {
+                        found
+                            .problems
+                            .push(format!("{name}: pod {} is already in {owner}; the first counts", spec.key));
+                    } else {
+                        owners.insert(spec.key.clone(), name.clone().into_owned());
+                        found.specs.push(spec);
+                    }
+                }
+            }
+            for adapter in &state.adapters {
+                let key = (Arc::clone(&adapter.namespace), Arc::clone(&adapter.name));
+                if let Some(owner) = adapters.get(&key) {
+                    found.problems.push(format!(
+                        "{name}: adapter {}/{} is already in {owner}; the first counts",
+                        adapter.namespace, adapter.name
+                    ));
                 } else {
-                    owners.insert(spec.key.clone(), name.clone().into_owned());
-                    found.specs.push(spec);
+                    adapters.insert(key, name.clone().into_owned());
+                    found.adapters.push(adapter.clone());
                 }
             }
         }
@@ -301,7 +339,7 @@ async fn look(mut files: PodFiles, builder: &FleetBuilder, tracker: &TaskTracker
     };
     if let Some(found) = found {
         builder.set_problems(found.problems);
-        builder.apply(found.specs);
+        builder.apply_all(found.specs, found.adapters);
     }
     Some(files)
 }

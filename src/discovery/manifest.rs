@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+use super::claims::{self, MODEL_CLAIM_PREFIX};
 use crate::fleet::{Engine, ModelConfig, PodKey, PodSpec, Role};
 use crate::knobs::{KvConnector, PdKnobs};
 
@@ -22,6 +23,9 @@ const POD_GROUP_INDEX: &str = "stormservice.orchestration.aibrix.ai/pod-group-in
 const REPLICA_INDEX: &str = "stormservice.orchestration.aibrix.ai/role-replica-index";
 const RAY_NODE_TYPE: &str = "ray.io/node-type";
 
+/// Labels kept of one pod beyond those that the gateway itself reads.
+const MAX_LABELS: usize = 256;
+
 const DEFAULT_PORT: u16 = 8000;
 const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 
@@ -29,17 +33,17 @@ const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Manifest {
-    kind: Option<String>,
-    metadata: Option<Metadata>,
-    status: Option<Status>,
-    items: Option<Vec<Manifest>>,
+    pub(super) kind: Option<String>,
+    pub(super) metadata: Option<Metadata>,
+    pub(super) status: Option<Status>,
+    pub(super) items: Option<Vec<Manifest>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Metadata {
-    name: Option<String>,
-    namespace: Option<String>,
+pub(super) struct Metadata {
+    pub(super) name: Option<String>,
+    pub(super) namespace: Option<String>,
     uid: Option<String>,
     labels: Option<BTreeMap<String, Option<String>>>,
     annotations: Option<BTreeMap<String, Option<String>>>,
@@ -48,12 +52,14 @@ struct Metadata {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Status {
+pub(super) struct Status {
     phase: Option<String>,
     #[serde(rename = "podIP")]
     pod_ip: Option<String>,
     conditions: Option<Vec<Condition>>,
     container_statuses: Option<Vec<ContainerStatus>>,
+    /// Of an adapter.
+    pub(super) instances: Option<Vec<String>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -77,166 +83,79 @@ impl Manifest {
         (of(|metadata| metadata.namespace.as_deref()), of(|metadata| metadata.name.as_deref()))
     }
 
+    /// It names a model: by label, by annotation, or by a model claim.
+    pub(super) fn concerns_routing(&self) -> bool {
+        let Some(metadata) = &self.metadata else { return false };
+        let labels = metadata.labels.iter().flatten();
+        let annotations = metadata.annotations.iter().flatten();
+        labels.map(|(name, _)| name).any(|name| name == MODEL_NAME)
+            || annotations.map(|(name, _)| name).any(|name| name == MODEL_NAME || name.starts_with(MODEL_CLAIM_PREFIX))
+    }
+
+    /// The same pod without what [`PodReader::read`] does not look at, so that what is kept of it is bounded: other
+    /// annotations, conditions other than Ready, restart counts one by one, and labels beyond a generous number.
+    pub(super) fn reduced(mut self) -> Manifest {
+        self.items = None;
+        if let Some(metadata) = &mut self.metadata {
+            if let Some(annotations) = &mut metadata.annotations {
+                let read = [MODEL_NAME, ENGINE, BOOTSTRAP_PORT, MODEL_CONFIG];
+                annotations.retain(|name, _| read.contains(&name.as_str()) || name.starts_with(MODEL_CLAIM_PREFIX));
+            }
+            if let Some(labels) = &mut metadata.labels
+                && labels.len() > MAX_LABELS
+            {
+                let mut room = MAX_LABELS;
+                labels.retain(|name, _| {
+                    let stays = room > 0 || is_read(name);
+                    room = room.saturating_sub(1);
+                    stays
+                });
+            }
+            metadata.deletion_timestamp = metadata.deletion_timestamp.take().map(|_| String::new());
+        }
+        if let Some(status) = &mut self.status {
+            let restart_count = status.restarts();
+            status.container_statuses = (restart_count > 0).then(|| vec![ContainerStatus { restart_count }]);
+            if let Some(conditions) = &mut status.conditions {
+                // Without Ready among them they still say that the pod is not ready.
+                conditions.sort_by_key(|condition| condition.r#type.as_deref() != Some("Ready"));
+                conditions.truncate(1);
+                conditions.shrink_to_fit();
+            }
+        }
+        self
+    }
+
     /// Has a `status.podIP`.
     pub(super) fn has_address(&self) -> bool {
         self.status.as_ref().and_then(|status| status.pod_ip.as_deref()).is_some_and(|ip| !ip.is_empty())
     }
 }
 
-/// A document that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("document {document}{}: {text}", .pod.as_ref().map(|pod| format!(" (pod {pod})")).unwrap_or_default())]
-pub struct ManifestError {
-    /// Its number in the file, from 1.
-    pub document: usize,
-    /// The pod's name, where it could be made out.
-    pub pod: Option<String>,
-    /// What is wrong. Never quotes the document, which may hold secrets.
-    pub text: String,
-}
-
-/// The documents of one file: pods (a list is taken apart), and what could not be read.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Documents {
-    /// Pod objects in the order of the text.
-    pub pods: Vec<Manifest>,
-    /// Broken documents.
-    pub broken: Vec<ManifestError>,
-    /// Documents of another kind, as sentences.
-    pub foreign: Vec<String>,
-}
-
-/// Splits a text into documents and reads each by itself, so that one broken document does not hide the others.
-pub fn read_documents(text: &str) -> Documents {
-    let text = text.trim_start_matches('\u{feff}');
-    let mut documents = Documents::default();
-    // Inside JSON no line can begin so: its strings hold no line breaks.
-    let separated = text.lines().any(|line| line.starts_with("---"));
-    let is_json = !separated && text.trim_start().starts_with(['{', '[']);
-    if is_json && read_json(text, &mut documents) {
-        return documents;
-    }
-    // YAML's own rule: `---` at the start of a line, then a blank or the end of the line, whatever surrounds it.
-    let (mut number, mut start, mut offset) = (0, 0, 0);
-    let mut pieces = Vec::new();
-    for line in text.split_inclusive('\n') {
-        if line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace)) {
-            pieces.push(text.get(start..offset).unwrap_or_default());
-            start = offset;
-        }
-        offset += line.len();
-    }
-    pieces.push(text.get(start..).unwrap_or_default());
-    for piece in pieces {
-        match serde_saphyr::from_str_with_options::<Option<Manifest>>(piece, yaml_options()) {
-            Ok(None) => {}
-            Ok(Some(manifest)) => {
-                number += 1;
-                take(manifest, number, &mut documents);
-            }
-            Err(error) => {
-                number += 1;
-                documents.broken.push(ManifestError {
-                    document: number,
-                    pod: name_of_broken(piece),
-                    text: error.to_string(),
-                });
-            }
-        }
-    }
-    documents
-}
-
-/// Reads JSON documents one after another. False when the text is not JSON from its first document on, in which case
-/// it may still be YAML in flow style.
-fn read_json(text: &str, documents: &mut Documents) -> bool {
-    let mut number = 0;
-    for manifest in serde_json::Deserializer::from_str(text).into_iter::<Manifest>() {
-        number += 1;
-        match manifest {
-            Ok(manifest) => take(manifest, number, documents),
-            Err(error) if error.is_syntax() && number == 1 => return false,
-            Err(error) => {
-                let pod = name_of_broken(text).filter(|_| number == 1);
-                documents.broken.push(ManifestError { document: number, pod, text: error.to_string() });
-                break;
-            }
-        }
-    }
-    true
-}
-
-fn yaml_options() -> serde_saphyr::Options {
-    // Snippets would quote the document in the log. The budget is for lists of thousands of whole pods.
-    serde_saphyr::options! {
-        with_snippet: false,
-        budget: serde_saphyr::budget! { max_events: 16_000_000, max_nodes: 8_000_000 },
-    }
-}
-
-fn take(manifest: Manifest, document: usize, documents: &mut Documents) {
-    match manifest.kind.as_deref() {
-        Some("List" | "PodList") => {
-            for item in manifest.items.unwrap_or_default() {
-                // The items of a typed list have no kind of their own.
-                if matches!(item.kind.as_deref(), None | Some("Pod")) {
-                    take_pod(item, document, documents);
-                } else {
-                    foreign(&item, document, documents);
-                }
-            }
-        }
-        None | Some("Pod") => take_pod(manifest, document, documents),
-        Some(_) => foreign(&manifest, document, documents),
-    }
-}
-
-fn take_pod(manifest: Manifest, document: usize, documents: &mut Documents) {
-    let named = manifest.metadata.as_ref().and_then(|metadata| metadata.name.as_deref()).unwrap_or_default();
-    if named.is_empty() {
-        let text = "metadata.name is missing".to_owned();
-        documents.broken.push(ManifestError { document, pod: None, text });
-    } else {
-        documents.pods.push(manifest);
-    }
-}
-
-fn foreign(manifest: &Manifest, document: usize, documents: &mut Documents) {
-    let kind = manifest.kind.as_deref().unwrap_or_default();
-    documents.foreign.push(format!("document {document} is of kind {kind:?}, not Pod; it is ignored"));
-}
-
-/// The pod's name in a document whose types are wrong, or else the first thing that looks like `name:` in it.
-fn name_of_broken(piece: &str) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Named {
-        metadata: NameOnly,
-    }
-    #[derive(Deserialize)]
-    struct NameOnly {
-        name: String,
-    }
-    if let Ok(named) = serde_saphyr::from_str_with_options::<Named>(piece, yaml_options()) {
-        return Some(named.metadata.name);
-    }
-    piece.match_indices("name").find_map(|(at, word)| {
-        let opens = |c: char| c.is_whitespace() || "{,\"'".contains(c);
-        if !piece.get(..at)?.chars().next_back().is_none_or(opens) {
-            return None;
-        }
-        let rest = piece.get(at + word.len()..)?.trim_start_matches(['"', '\'']).strip_prefix(':')?;
-        let value = rest.trim_start_matches([' ', '"', '\'']);
-        let name: String =
-            value.chars().take(253).take_while(|c| c.is_ascii_alphanumeric() || "-.".contains(*c)).collect();
-        (!name.is_empty()).then_some(name)
-    })
+/// A label that [`PodReader::read`] looks at.
+fn is_read(label: &str) -> bool {
+    [
+        MODEL_NAME,
+        MODEL_PORT,
+        METRIC_PORT,
+        ENGINE,
+        KV_CONNECTOR,
+        ROLESET,
+        ROLE,
+        POD_GROUP_INDEX,
+        REPLICA_INDEX,
+        RAY_NODE_TYPE,
+    ]
+    .contains(&label)
 }
 
 /// A pod as read: the spec, unless the pod is none of the gateway's business, and what is odd about it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading {
-    /// `None`: no model name, or a Ray worker.
+    /// Its own engine. `None`: no model name, or a Ray worker.
     pub spec: Option<PodSpec>,
+    /// The engines of its model claims.
+    pub claims: Vec<PodSpec>,
     /// One sentence for each label or annotation that could not be used.
     pub problems: Vec<String>,
     /// One for each thing that is wrong with the configuration and that no other pod of this pass has told already.
@@ -264,8 +183,8 @@ impl PodReader {
 
     /// Forgets the configurations of pods that are no longer among `specs`. Call it after each pass over all pods.
     pub fn retain(&mut self, specs: &[PodSpec]) {
-        let alive: std::collections::HashSet<_> = specs.iter().map(|spec| (&spec.key, &spec.uid)).collect();
-        self.last_good.retain(|(key, uid), _| alive.contains(&(key, uid)));
+        let alive: std::collections::HashSet<_> = specs.iter().map(claims::owner).collect();
+        self.last_good.retain(|pod, _| alive.contains(pod));
         self.parsed.clear();
         self.wrong.retain(|_, (_, told)| std::mem::take(told));
     }
@@ -280,8 +199,9 @@ impl PodReader {
         let annotation = |name: &str| annotations.get(name).and_then(Option::as_deref);
         let non_empty = |text: &&str| !text.trim().is_empty();
         let model = label(MODEL_NAME).filter(non_empty).or_else(|| annotation(MODEL_NAME).filter(non_empty));
-        let (Some(model), Some(name)) = (model, metadata.name.as_deref()) else { return Reading::default() };
-        if label(RAY_NODE_TYPE) == Some("worker") {
+        let Some(name) = metadata.name.as_deref() else { return Reading::default() };
+        let (claimed, unusable) = claims::read(annotations);
+        if (model.is_none() && claimed.is_empty() && unusable.is_empty()) || label(RAY_NODE_TYPE) == Some("worker") {
             return Reading::default();
         }
         let namespace = metadata.namespace.as_deref().filter(non_empty).unwrap_or("default");
@@ -291,6 +211,10 @@ impl PodReader {
             None => Arc::from(key.to_string()),
         };
         let mut problems = Problems { pod: key.to_string(), list: Vec::new() };
+        unusable.iter().for_each(|text| problems.add(format_args!("{text}")));
+        if model.is_none() && claimed.is_empty() {
+            return Reading { problems: problems.list, ..Reading::default() };
+        }
 
         let port = problems.port(MODEL_PORT, label(MODEL_PORT), DEFAULT_PORT);
         let metric_port = problems.port(METRIC_PORT, label(METRIC_PORT), port);
@@ -309,10 +233,10 @@ impl PodReader {
             .iter()
             .filter_map(|(name, value)| Some((name.clone(), value.clone()?)))
             .collect::<BTreeMap<_, _>>();
-        let spec = PodSpec {
+        let mut spec = PodSpec {
             uid,
             restarts: status.map_or(0, Status::restarts),
-            model: Arc::from(model.trim()),
+            model: Arc::from(model.unwrap_or_default().trim()),
             host,
             port,
             metric_port,
@@ -327,9 +251,12 @@ impl PodReader {
             terminating: metadata.deletion_timestamp.is_some() || status.is_some_and(Status::finished),
             labels: Arc::new(labels),
             config,
+            also: Vec::new(),
+            claim: None,
             key,
         };
-        Reading { spec: Some(spec), problems: problems.list, config_problems }
+        let claims = claims::expand(&mut spec, model.is_some(), claimed);
+        Reading { spec: model.is_some().then_some(spec), claims, problems: problems.list, config_problems }
     }
 
     fn config(

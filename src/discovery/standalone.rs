@@ -182,6 +182,8 @@ fn pod(
         terminating: false,
         labels: Arc::new(labels),
         config: None,
+        also: Vec::new(),
+        claim: None,
         key,
     })
 }

@@ -1,6 +1,7 @@
 //! Tests of manifests, files, endpoints and the builder.
 
 mod builder;
+mod claims;
 mod files;
 mod manifest;
 mod standalone;

@@ -223,8 +223,9 @@ impl Driver {
                         unless_cut(&cut, peer.route(*plan, add)).await;
                     }
                     Effect::End(record) => {
+                        let sampled = spans.sampled(self.clock);
                         spans.finish(&record);
-                        self.world.metrics.finish(&record);
+                        self.world.metrics.finish(&record, sampled);
                     }
                     effect => unless_cut(&cut, peer.apply(effect)).await,
                 }

@@ -10,12 +10,14 @@ use http::{HeaderMap, Method};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::{SpanContext, TraceId};
 
+use crate::clock::Clock;
 use crate::engines::leg::LegOutcome;
 use crate::engines::lookup::{LookedUp, LookupError};
 use crate::exchange::{AbortPlan, Event, Exchange, LookupCall};
 use crate::state::plane::Claimed;
 use crate::telemetry::{
-    Branch, Carried, DecisionEssentials, LegSpan, Outcome, PodLabels, RequestRecord, RequestTrace, TraceParent, Tracer,
+    Branch, Carried, DecisionEssentials, LegSpan, Outcome, PodLabels, RequestRecord, RequestTrace, SampledTrace,
+    TraceParent, Tracer,
 };
 
 /// The root span and what is open below it. All of them end when this is dropped.
@@ -156,6 +158,12 @@ impl Spans {
     /// The trace is sampled.
     pub fn records(&self) -> bool {
         self.steps.is_some()
+    }
+
+    /// The trace that exemplars may name, until the end: nobody keeps one that is not sampled.
+    pub fn sampled(&self, clock: Clock) -> Option<SampledTrace> {
+        let id = self.root.as_ref().and_then(RequestTrace::sampled_trace_id)?;
+        Some(SampledTrace { id, at: clock.wall_at(clock.now()) })
     }
 
     /// The request got its id.

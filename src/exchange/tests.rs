@@ -7,6 +7,7 @@ mod effects;
 mod handoff;
 mod legs;
 mod limits;
+mod models;
 mod orders;
 mod profiles;
 mod shared_limits;
@@ -56,6 +57,8 @@ fn spec(name: &str, role: Role, roleset: Option<&str>) -> PodSpec {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
     }
 }
 

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
+use super::aliases::aliases;
 use super::snapshot::MAX_DIFFERING;
-use super::{Model, PartialRoleset, Pod, PodKey, PodSpec, PodState, Role, Roleset, Snapshot};
+use super::{AdapterSpec, ClaimState, Model, PartialRoleset, Pod, PodKey, PodSpec, PodState, Role, Roleset, Snapshot};
 use crate::load::{LoadCell, PlanePort};
 
 /// What makes two sightings of a pod the same incarnation. The key is part of it although a UID should be enough:
@@ -20,6 +21,12 @@ pub(super) type Identity = (PodKey, Arc<str>, u32);
 /// The model-level configuration is that of the pod with the lowest key among those that have one, pods that are
 /// going away last; so the answer depends neither on the order of `specs` nor on readiness.
 pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Snapshot {
+    build_all(previous, specs, &[], next_slot)
+}
+
+/// The same with LoRA adapters: models that some of the pods serve as well. What is odd about them is in
+/// [`Snapshot::problems`].
+pub fn build_all(previous: &Snapshot, specs: &[PodSpec], adapters: &[AdapterSpec], next_slot: &mut u32) -> Snapshot {
     let known: HashMap<Identity, &Arc<Pod>> = previous.pods().map(|pod| (identity(&pod.spec), pod)).collect();
     let mut seen: BTreeMap<&PodKey, &PodSpec> = BTreeMap::new();
     for spec in specs {
@@ -36,7 +43,7 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
                 *next_slot = next_slot.wrapping_add(1);
                 let running = previous.departed.get(&(Arc::clone(&spec.model), identity(spec)));
                 let load = running.and_then(Weak::upgrade).unwrap_or_default();
-                let earlier = previous.models.get(&spec.model).map(|model| &model.port);
+                let earlier = previous.home(&spec.model).map(|model| &model.port);
                 let port = ports.entry(&spec.model).or_insert_with(|| earlier.cloned().unwrap_or_default());
                 let state = PodState::sharing(slot, Arc::new(spec.metric_labels()), load);
                 made(spec, Arc::new(state.known_as(spec.id(), Arc::clone(port))))
@@ -45,16 +52,16 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
         by_model.entry(&spec.model).or_default().push(pod);
     }
     let snapshot_version = previous.version + 1;
-    let models = by_model
+    let mut models: HashMap<Arc<str>, Arc<Model>> = by_model
         .into_iter()
         .map(|(name, pods)| {
-            let earlier = previous.models.get(name);
+            let earlier = previous.home(name);
             let commit = earlier.map(|model| Arc::clone(&model.commit)).unwrap_or_default();
             let peers = earlier.map(|model| Arc::clone(&model.peers)).unwrap_or_default();
             let earlier_port = earlier.map(|model| Arc::clone(&model.port));
             let port = earlier_port.or_else(|| ports.remove(name)).unwrap_or_default();
             let bands = earlier.map(|model| Arc::clone(&model.bands)).unwrap_or_default();
-            let rate = earlier.map(|model| Arc::clone(&model.rate)).unwrap_or_default();
+            let rate = previous.models.get(name).map(|model| Arc::clone(&model.rate)).unwrap_or_default();
             let pairs = earlier.map(|model| Arc::clone(&model.pairs)).unwrap_or_default();
             let name = Arc::clone(name);
             let living = Model {
@@ -71,8 +78,13 @@ pub fn build(previous: &Snapshot, specs: &[PodSpec], next_slot: &mut u32) -> Sna
             (name, Arc::new(living))
         })
         .collect();
+    let (others, problems) = aliases(previous, &models, adapters);
+    for alias in others {
+        models.insert(Arc::clone(&alias.name), Arc::new(Model { snapshot_version, ..alias }));
+    }
     let mut next = Snapshot::new(snapshot_version, models);
     next.departed = departed(previous, &next);
+    next.problems = problems;
     next
 }
 
@@ -95,18 +107,20 @@ fn made(spec: &PodSpec, state: Arc<PodState>) -> Arc<Pod> {
 }
 
 /// Everything about a model that follows from its pods, which come ordered by key.
-fn assemble(pods: Vec<Arc<Pod>>) -> Model {
+pub(super) fn assemble(pods: Vec<Arc<Pod>>) -> Model {
     let routable: Vec<Arc<Pod>> =
         pods.iter().filter(|pod| pod.spec.routable() && pod.spec.serves_http).cloned().collect();
     let standalone = routable.iter().filter(|pod| pod.spec.role == Role::Other).cloned().collect();
     let (rolesets, partial) = group(&pods, &routable);
     let configured = model_config(&pods);
+    let claim = if routable.is_empty() { unmet_claim(&pods) } else { None };
     let mut engines = routable.iter().map(|pod| (pod.spec.engine, pod.spec.engine_label()));
     let first = engines.next();
     let engines_mixed = engines.any(|engine| Some(engine) != first);
     Model {
         engine: if engines_mixed { None } else { first.map(|(engine, _)| engine) },
         engines_mixed,
+        claim,
         routable,
         rolesets,
         partial,
@@ -114,6 +128,12 @@ fn assemble(pods: Vec<Arc<Pod>>) -> Model {
         pods,
         ..configured
     }
+}
+
+/// What keeps the model from being served, by what its claims say: the most hopeful of them.
+fn unmet_claim(pods: &[Arc<Pod>]) -> Option<ClaimState> {
+    let staying = pods.iter().filter(|pod| !pod.spec.terminating);
+    staying.filter_map(|pod| pod.spec.claim).filter(|claim| *claim != ClaimState::Active).min()
 }
 
 /// Splits the rolesets into complete and incomplete ones. A roleset lives in a namespace: equal names in two

@@ -26,6 +26,8 @@ pub(crate) fn spec(name: &str) -> PodSpec {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
         key,
     }
 }

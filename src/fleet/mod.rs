@@ -4,11 +4,13 @@
 //! [`PodState`] (load cell, scraped signals) of every incarnation that is still there. Readers load one
 //! `Arc<Snapshot>` and keep it to the end of their request.
 
+mod aliases;
 mod build;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod hints;
 mod profile;
+mod routes;
 mod selector;
 mod signals;
 mod snapshot;
@@ -20,9 +22,11 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-pub use build::build;
+pub use aliases::{AdapterSpec, Home};
+pub use build::{build, build_all};
 pub use hints::{Features, Hints};
 pub use profile::{AUTO, BucketRange, ModelConfig, Profile, ProfileError, RateLimit};
+pub use routes::{ROUTE_NAMESPACE, RouteFault, RouteParent, RouteTable, route_name};
 pub use selector::{MAX_SELECTOR_BYTES, MAX_SELECTOR_REQUIREMENTS, Selector, SelectorError};
 pub use signals::Signals;
 pub use snapshot::{Fleet, Model, PartialRoleset, Roleset, Snapshot};
@@ -103,7 +107,21 @@ impl Role {
     }
 }
 
-/// A pod as discovery sees it: plain data, compared to notice changes.
+/// What a pod says of a model that it serves beside its own, if it can (annotations `modelclaim.aibrix.ai/…`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ClaimState {
+    /// Its engine serves.
+    Active,
+    /// Its engine starts, or wakes.
+    Activating,
+    /// Its engine sleeps.
+    Sleeping,
+    /// Its engine did not start.
+    Failed,
+}
+
+/// An engine of a pod as discovery sees it: plain data, compared to notice changes. A pod has one, and one more for each
+/// model that it claims to serve on another port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodSpec {
     /// Namespace and name.
@@ -116,7 +134,7 @@ pub struct PodSpec {
     pub model: Arc<str>,
     /// Pod IP or, in standalone mode, a host name; empty = not assigned. IPv6 without brackets.
     pub host: Arc<str>,
-    /// Serving port (`model.aibrix.ai/port`, default 8000).
+    /// Serving port (`model.aibrix.ai/port`, default 8000); 0 = none yet.
     pub port: u16,
     /// Metrics port (`model.aibrix.ai/metric-port`, default: the serving port).
     pub metric_port: u16,
@@ -142,12 +160,16 @@ pub struct PodSpec {
     pub labels: Arc<BTreeMap<String, String>>,
     /// Annotation `model.aibrix.ai/config`, parsed; `None` when absent or unusable.
     pub config: Option<Arc<ModelConfig>>,
+    /// Further models that the engine on this port serves.
+    pub also: Vec<Arc<str>>,
+    /// Of an engine that stands for a claim; `None` for the pod's own.
+    pub claim: Option<ClaimState>,
 }
 
 impl PodSpec {
-    /// May take new requests: it has an address, is ready and not going away.
+    /// May take new requests: it has an address and a port, is ready and not going away.
     pub fn routable(&self) -> bool {
-        !self.host.is_empty() && self.ready && !self.terminating
+        !self.host.is_empty() && self.port != 0 && self.ready && !self.terminating
     }
 
     /// `host:port` as a dialler wants it, IPv6 in brackets.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use arc_swap::ArcSwap;
 
 use super::build::Identity;
-use super::{Engine, ModelConfig, Pod, PodKey};
+use super::{ClaimState, Engine, Home, ModelConfig, Pod, PodKey, RouteTable};
 use crate::bands::ModelBands;
 use crate::load::{Commit, LoadCell, Pairs, PeerCell, PlanePort, RateWindow, Settled};
 
@@ -44,6 +44,9 @@ pub const MAX_DIFFERING: usize = 16;
 pub struct Model {
     /// The model's name as requests spell it.
     pub name: Arc<str>,
+    /// Whose pods it has. An alias shares all that goes with the pods (loads, commits, health, what replicas tell one
+    /// another, plans) with the model whose pods they are.
+    pub home: Home,
     /// Version of the snapshot that this is a part of.
     pub snapshot_version: u64,
     /// Every known pod, routable or not, ordered by key.
@@ -69,6 +72,8 @@ pub struct Model {
     pub engine: Option<Engine>,
     /// The routable pods are of several engines, which rules PD out: a body made for one must not reach another.
     pub engines_mixed: bool,
+    /// Why no pod is routable, where claims on pods say so.
+    pub claim: Option<ClaimState>,
     /// Serialises select-and-charge of this model without a lock; survives snapshots.
     pub commit: Arc<Commit>,
     /// This replica among those that share the loads of this model; survives snapshots.
@@ -85,13 +90,30 @@ pub struct Model {
     pub settled: Settled,
 }
 
+impl Model {
+    /// Its pods are those of another model, or it has none.
+    pub fn is_alias(&self) -> bool {
+        self.home != Home::Own
+    }
+
+    /// The model whose pods it has: the name under which replicas share their loads.
+    pub fn home_name(&self) -> &Arc<str> {
+        match &self.home {
+            Home::Of(name) => name,
+            Home::Own | Home::Nowhere => &self.name,
+        }
+    }
+}
+
 /// The whole fleet at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Grows by one with each build.
     pub version: u64,
-    /// Models by name.
+    /// Models by name, aliases among them.
     pub models: HashMap<Arc<str>, Arc<Model>>,
+    /// What is wrong with adapters and claims, one sentence each.
+    pub problems: Vec<String>,
     /// Load cells of incarnations that left while requests were running on them, by model and identity. Empty most of
     /// the time; one that is released for good goes with the next build.
     pub(super) departed: HashMap<(Arc<str>, Identity), Weak<LoadCell>>,
@@ -100,7 +122,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// A snapshot of these models, before which no pod has left.
     pub fn new(version: u64, models: HashMap<Arc<str>, Arc<Model>>) -> Snapshot {
-        Snapshot { version, models, departed: HashMap::new() }
+        Snapshot { version, models, ..Snapshot::default() }
     }
 
     /// The model of that name.
@@ -108,9 +130,19 @@ impl Snapshot {
         self.models.get(name)
     }
 
-    /// Every pod of every model; the models come in no particular order.
+    /// The model of that name, if it has pods of its own.
+    pub fn home(&self, name: &str) -> Option<&Arc<Model>> {
+        self.models.get(name).filter(|model| !model.is_alias())
+    }
+
+    /// The models that have pods of their own, in no particular order. Each pod belongs to exactly one of them.
+    pub fn homes(&self) -> impl Iterator<Item = &Arc<Model>> {
+        self.models.values().filter(|model| !model.is_alias())
+    }
+
+    /// Every pod, once; the models come in no particular order.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
-        self.models.values().flat_map(|model| &model.pods)
+        self.homes().flat_map(|model| &model.pods)
     }
 }
 
@@ -118,6 +150,7 @@ impl Snapshot {
 #[derive(Debug, Default)]
 pub struct Fleet {
     current: ArcSwap<Snapshot>,
+    routes: ArcSwap<RouteTable>,
 }
 
 impl Fleet {
@@ -128,10 +161,20 @@ impl Fleet {
 
     /// Puts a new snapshot in place. Pairs of pods that it does not hold are forgotten.
     pub fn store(&self, snapshot: Snapshot) {
-        for model in snapshot.models.values() {
+        for model in snapshot.homes() {
             let slots: HashSet<u32> = model.pods.iter().map(|pod| pod.state.slot).collect();
             model.pairs.keep(|slot| slots.contains(&slot));
         }
         self.current.store(Arc::new(snapshot));
+    }
+
+    /// What is known of Envoy's own routes. Lock-free.
+    pub fn routes(&self) -> Arc<RouteTable> {
+        self.routes.load_full()
+    }
+
+    /// Replaces what is known of Envoy's own routes.
+    pub fn set_routes(&self, routes: RouteTable) {
+        self.routes.store(Arc::new(routes));
     }
 }

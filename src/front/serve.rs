@@ -12,7 +12,6 @@ use hyper::body::Incoming as HyperBody;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -24,14 +23,13 @@ use crate::drive::Driver;
 use crate::error::{ApiError, Reason};
 use crate::exchange::Budget;
 use crate::telemetry::Limit;
+use crate::tls::Incoming;
 
 /// A client that takes longer to send its request head is cut off; so is a connection without a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// A longer request head gets 431, and no more than this is buffered of one connection in either direction, bytes. What
 /// arrives together may exceed it once.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
-/// Pause after a failed accept (out of file descriptors), so that it does not spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Longest pause and longest time for which, and most bytes that, a refused client may still send; see [`discard`].
 const DISCARD_PAUSE: Duration = Duration::from_secs(1);
@@ -41,7 +39,7 @@ const DISCARD_BYTES: usize = 128 << 20;
 /// Serves the front until `stop`; then accepts no more, and connections end with their current request.
 /// `models` answers `GET /v1/models`.
 pub async fn serve(
-    listener: TcpListener,
+    mut incoming: Incoming,
     driver: Arc<Driver>,
     models: Arc<dyn Fn() -> Bytes + Send + Sync>,
     tasks: TaskTracker,
@@ -50,20 +48,15 @@ pub async fn serve(
     let limits = driver.world().knobs.limits.clone();
     let connections = Budget::new(limits.max_front_connections);
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let (stream, _) = tokio::select! {
+            accepted = incoming.accept() => accepted,
             () = stop.cancelled() => return,
-        };
-        let Ok((stream, _)) = accepted else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
         };
         let metrics = Arc::clone(&driver.world().metrics);
         let Some(permit) = connections.permit() else {
             metrics.rejected(Limit::FrontConnections);
             continue;
         };
-        let _ = stream.set_nodelay(true);
         let stream = StallGuard::new(stream, limits.front_stall_timeout, move || metrics.rejected(Limit::FrontStall));
         let (driver, models, stop) = (Arc::clone(&driver), Arc::clone(&models), stop.clone());
         let discards = tasks.clone();

@@ -74,7 +74,9 @@ impl<S: AsyncWrite + Unpin, F: FnMut() + Unpin> AsyncWrite for StallGuard<S, F> 
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        // Under TLS the last words have to be written as well.
+        let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.watch(cx, shut)
     }
 }
 
@@ -99,6 +101,34 @@ mod tests {
         assert!((LIMIT..LIMIT + Duration::from_secs(1)).contains(&waited), "{waited:?}");
         drop((client, server));
         assert_eq!(stalls, 1);
+    }
+
+    /// A connection that cannot be closed, as one under TLS whose peer has stopped to read.
+    struct Stuck;
+
+    impl AsyncWrite for Stuck {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Pending
+        }
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncRead for Stuck {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_cannot_be_closed_is_given_up() {
+        let mut stalls = 0;
+        let error = StallGuard::new(Stuck, LIMIT, || stalls += 1).shutdown().await.unwrap_err();
+        assert_eq!((error.kind(), stalls), (io::ErrorKind::TimedOut, 1));
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,6 +19,7 @@ use crate::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
 use crate::knobs::{Environment, Knobs, Secret};
 use crate::rng::Seeds;
 use crate::telemetry::{FleetGauges, Metrics, Tracer};
+use crate::tls::Incoming;
 
 /// Generous: only reached when something is broken.
 const SOON: Duration = Duration::from_secs(30);
@@ -53,6 +54,8 @@ fn pod(address: SocketAddr) -> PodSpec {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
     }
 }
 
@@ -85,7 +88,13 @@ async fn front(change: impl FnOnce(&mut Knobs)) -> Front {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let models = Arc::new(|| Bytes::from_static(b"{}"));
-    tasks.spawn(serve(listener, Arc::new(driver), models, tasks.clone(), CancellationToken::new()));
+    tasks.spawn(serve(
+        Incoming::new(listener, None),
+        Arc::new(driver),
+        models,
+        tasks.clone(),
+        CancellationToken::new(),
+    ));
     Front { world, address, pod: pod_listener, tasks, cut }
 }
 

@@ -14,7 +14,10 @@ pub(super) const INERT: &[(&str, &str)] = &[
         "AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS",
         "blocks that are too old are looked for all the time, a few at every turn",
     ),
-    ("AIBRIX_HTTPROUTE_CACHE_TTL", "routes are not looked up, so there is nothing to cache"),
+    (
+        "AIBRIX_HTTPROUTE_CACHE_TTL",
+        "HTTPRoutes are watched, so what is known of them is always current and never asked for",
+    ),
     ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", REMOTE),
     ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", REMOTE),
     ("AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED", REMOTE),
@@ -23,7 +26,6 @@ pub(super) const INERT: &[(&str, &str)] = &[
     ("AIBRIX_TOKENIZER_TTL", REMOTE),
     ("AIBRIX_TOKENIZER_REQUEST_TIMEOUT", REMOTE),
     ("AIBRIX_MAX_TOKENIZERS_PER_POOL", REMOTE),
-    ("OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY", "this build has no TLS towards collectors"),
 ];
 
 const UNCOMPRESSED: &str = "spans are sent without compression";

@@ -7,12 +7,14 @@ mod decode;
 mod docs;
 mod env;
 mod inert;
+mod kubernetes;
 mod otel;
 mod parse;
 mod plane;
 mod read;
 mod settings;
 mod strategy;
+mod tls;
 
 #[cfg(test)]
 mod tests;
@@ -23,10 +25,12 @@ use std::time::Duration;
 pub use decode::{AbortKnobs, DecodeTimer, DecodeWatchdog};
 pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
-pub use otel::{OtelKnobs, OtlpProtocol, TraceSampler};
+pub use kubernetes::KubernetesKnobs;
+pub use otel::{OtelKnobs, OtlpProtocol, OtlpTls, TraceSampler};
 pub use parse::MAX_TOKENS;
 pub use plane::{Grade, PlaneKnobs, RateFallback, RedisTarget};
 pub use strategy::{MAX_STRATEGY_WEIGHT, STRATEGIES, StrategyError, StrategyWeights, parse_strategy};
+pub use tls::{TlsFiles, TlsKnobs};
 
 #[cfg(test)]
 pub(crate) use docs::{assert_generated, described};
@@ -422,8 +426,12 @@ pub struct Knobs {
     pub scrape: ScrapeKnobs,
     /// Prefix index.
     pub prefix: PrefixKnobs,
+    /// TLS of the listeners.
+    pub tls: TlsKnobs,
     /// What replicas share, and where.
     pub plane: PlaneKnobs,
+    /// Discovery from the Kubernetes API.
+    pub kubernetes: KubernetesKnobs,
     /// Span export.
     pub otel: OtelKnobs,
 }

@@ -1,10 +1,12 @@
 //! The `OTEL_*` variables, as the OpenTelemetry specification reads them.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Secret;
 use super::parse;
 use super::read::Reader;
+use super::tls::path;
 
 /// How spans travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +26,19 @@ pub struct TraceSampler {
     pub ratio: f64,
 }
 
+/// TLS towards the collector.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OtlpTls {
+    /// `OTEL_EXPORTER_OTLP_CERTIFICATE` (unset: those of the machine): authorities of the collector's certificate.
+    pub authorities: Option<PathBuf>,
+    /// `OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE` (unset).
+    pub client_cert: Option<PathBuf>,
+    /// `OTEL_EXPORTER_OTLP_CLIENT_KEY` (unset).
+    pub client_key: Option<PathBuf>,
+    /// `OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY` (false).
+    pub skip_verify: bool,
+}
+
 /// Everything about span export.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtelKnobs {
@@ -35,6 +50,8 @@ pub struct OtelKnobs {
     pub headers: Vec<(String, Secret)>,
     /// Send in the clear even if the endpoint says `https`.
     pub insecure: bool,
+    /// How an `https` endpoint is spoken to.
+    pub tls: OtlpTls,
     /// Bound on one export (10 s).
     pub timeout: Duration,
     /// `service.name`.
@@ -84,6 +101,8 @@ pub(super) fn read(reader: &mut Reader<'_>, replica: (&str, bool)) -> OtelKnobs 
     let base_timeout =
         reader.value("OTEL_EXPORTER_OTLP_TIMEOUT", Duration::from_secs(10), parse::milliseconds, super::read::millis);
     let insecure = reader.value("OTEL_EXPORTER_OTLP_INSECURE", false, parse::boolean, bool::to_string);
+
+    let tls = read_tls(reader);
 
     let service_name = reader.text("OTEL_SERVICE_NAME");
     let mut resource_attributes = reader
@@ -139,11 +158,17 @@ pub(super) fn read(reader: &mut Reader<'_>, replica: (&str, bool)) -> OtelKnobs 
         OtlpProtocol::HttpProtobuf => format!("{}/v1/traces", base.trim_end_matches('/')),
     });
     let endpoint = if disabled || !exporter { None } else { traces_endpoint.or(base_endpoint) };
+    if !insecure && endpoint.as_ref().is_some_and(|endpoint| !endpoint.contains("://")) {
+        reader.warn(
+            "the OTLP endpoint has no scheme: it is spoken to over TLS; write http:// for a collector without it",
+        );
+    }
     OtelKnobs {
-        endpoint: endpoint.map(|endpoint| clear_text(endpoint, insecure)),
+        endpoint: endpoint.map(|endpoint| with_scheme(endpoint, insecure)),
         protocol,
         headers: traces_headers.or(base_headers).unwrap_or_default(),
         insecure,
+        tls,
         timeout: traces_timeout.unwrap_or(base_timeout),
         service_name,
         resource_attributes,
@@ -176,10 +201,29 @@ fn without_credentials(endpoint: &String) -> String {
     }
 }
 
-/// An endpoint without a scheme is spoken to in the clear, and so is `https` when the operator says so.
-fn clear_text(endpoint: String, insecure: bool) -> String {
+fn read_tls(reader: &mut Reader<'_>) -> OtlpTls {
+    let mut file = |of_traces, of_all| {
+        let (of_traces, of_all) = (path(reader, of_traces), path(reader, of_all));
+        of_traces.or(of_all)
+    };
+    let tls = OtlpTls {
+        authorities: file("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE"),
+        client_cert: file("OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"),
+        client_key: file("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "OTEL_EXPORTER_OTLP_CLIENT_KEY"),
+        skip_verify: reader.value("OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY", false, parse::boolean, bool::to_string),
+    };
+    if tls.skip_verify {
+        reader.warn("OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY is set: the certificate of the collector is not checked");
+    }
+    tls
+}
+
+/// An endpoint without a scheme is spoken to over TLS, unless `OTEL_EXPORTER_OTLP_INSECURE` says otherwise, which holds
+/// for `https` as well.
+fn with_scheme(endpoint: String, insecure: bool) -> String {
     match endpoint.split_once("://") {
-        None => format!("http://{endpoint}"),
+        None if insecure => format!("http://{endpoint}"),
+        None => format!("https://{endpoint}"),
         Some(("https", rest)) if insecure => format!("http://{rest}"),
         Some(_) => endpoint,
     }

@@ -140,6 +140,24 @@ pub(super) fn decimal_seconds_or_zero(text: &str) -> Result<Duration, Expected> 
     seconds.map(Duration::from_secs_f64).ok_or("a number from 0 to 4294967295")
 }
 
+/// Names of namespaces (DNS labels), each once; none is fine.
+pub(super) fn namespaces(text: &str) -> Result<Vec<String>, Expected> {
+    const EXPECTED: Expected = "at most 64 names of namespaces, separated by commas";
+    let mut names: Vec<String> = Vec::new();
+    for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let bytes = name.as_bytes();
+        let ends = bytes.first().zip(bytes.last()).is_some_and(|(first, last)| letter(*first) && letter(*last));
+        if bytes.len() > 63 || !ends || !bytes.iter().all(|byte| letter(*byte) || *byte == b'-') {
+            return Err(EXPECTED);
+        }
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
+    }
+    if names.len() > 64 { Err(EXPECTED) } else { Ok(names) }
+}
+
 /// A network port.
 pub(super) fn port(text: &str) -> Result<u16, Expected> {
     text.parse().ok().filter(|port| *port > 0).ok_or("a whole number from 1 to 65535")

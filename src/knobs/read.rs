@@ -7,7 +7,7 @@ use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
     Addressing, Drain, Ejection, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs,
-    Secret, Tokenizer, decode, inert, otel, parse_strategy, plane, settings,
+    Secret, Tokenizer, decode, inert, kubernetes, otel, parse_strategy, plane, settings, tls,
 };
 
 /// What an ext_proc message holds beside the body: field headers, attributes, metadata.
@@ -36,6 +36,11 @@ impl Reader<'_> {
         self.report.config_errors += 1;
         let shown = shorten(text);
         self.report.warnings.push(format!("{name} is {shown:?}, but must be {expected}: using {instead}"));
+    }
+
+    /// Something to know about values that can be used.
+    pub(super) fn warn(&mut self, warning: &str) {
+        self.report.warnings.push(warning.to_owned());
     }
 
     /// A setting with a default.
@@ -179,7 +184,7 @@ pub(super) fn millis(duration: &Duration) -> String {
     duration.as_millis().to_string()
 }
 
-fn secs(duration: &Duration) -> String {
+pub(super) fn secs(duration: &Duration) -> String {
     duration.as_secs().to_string()
 }
 
@@ -225,7 +230,9 @@ impl Knobs {
         };
         let scrape = read_scrape(&mut reader);
         let prefix = read_prefix(&mut reader);
+        let tls = tls::read(&mut reader, &mut refusals);
         let plane = plane::read(&mut reader);
+        let kubernetes = kubernetes::read(&mut reader);
         let named = reader.raw("POD_NAME").is_some();
         let otel = otel::read(&mut reader, (&gateway_pod, named));
         reader.report_inert();
@@ -249,7 +256,9 @@ impl Knobs {
             drain,
             scrape,
             prefix,
+            tls,
             plane,
+            kubernetes,
             otel,
         };
         Ok((knobs, reader.report))

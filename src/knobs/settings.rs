@@ -1,7 +1,9 @@
 //! The table of settings: what `docs/configuration.md` and the start-up report list, in this order.
 
+mod kubernetes;
 mod otel;
 mod plane;
+mod tls;
 
 /// One variable for the reader of the documentation.
 #[derive(Clone, Copy, Debug)]
@@ -466,6 +468,8 @@ pub(super) const GROUPS: &[Group] = &[
             ),
         ],
     },
+    kubernetes::KUBERNETES,
+    tls::TLS,
     plane::PLANE,
     otel::OTEL,
 ];

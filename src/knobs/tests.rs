@@ -340,11 +340,13 @@ fn the_otlp_endpoint_is_resolved() {
     let base = "OTEL_EXPORTER_OTLP_ENDPOINT";
     let traces = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
     let http = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http");
-    let table: [Case<'_>; 9] = [
+    let table: [Case<'_>; 11] = [
         (&[], None),
         (&[http], None),
         (&[(base, "http://c:4317")], Some("http://c:4317")),
-        (&[(base, "c:4317")], Some("http://c:4317")),
+        (&[(base, "c:4317")], Some("https://c:4317")),
+        (&[(base, "c:4317"), ("OTEL_EXPORTER_OTLP_INSECURE", "true")], Some("http://c:4317")),
+        (&[(base, "https://c:4317")], Some("https://c:4317")),
         (&[(base, "http://c:4318/"), http], Some("http://c:4318/v1/traces")),
         (&[(base, "http://a"), (traces, "http://b/x"), http], Some("http://b/x")),
         (&[(base, "https://c:4317"), ("OTEL_EXPORTER_OTLP_INSECURE", "true")], Some("http://c:4317")),
@@ -354,6 +356,37 @@ fn the_otlp_endpoint_is_resolved() {
     for (pairs, expected) in table {
         assert_eq!(read(pairs).0.otel.endpoint.as_deref(), expected, "{pairs:?}");
     }
+}
+
+#[test]
+fn the_files_of_the_collector_are_taken() {
+    let (knobs, report) = read(&[
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "/cert"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/key"),
+        ("OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY", "true"),
+    ]);
+    let file = |name: &str| Some(std::path::PathBuf::from(name));
+    let all =
+        OtlpTls { authorities: file("/ca"), client_cert: file("/cert"), client_key: file("/key"), skip_verify: true };
+    assert_eq!((knobs.otel.tls, report.warnings.len(), report.config_errors), (all, 1, 0));
+    let (knobs, _) = read(&[
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca"),
+        ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "/traces-ca"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "/cert"),
+        ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "/traces-cert"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/key"),
+        ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "/traces-key"),
+    ]);
+    let of_traces = OtlpTls {
+        authorities: file("/traces-ca"),
+        client_cert: file("/traces-cert"),
+        client_key: file("/traces-key"),
+        skip_verify: false,
+    };
+    assert_eq!(knobs.otel.tls, of_traces);
+    // What no scheme means is told.
+    assert_eq!(read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "c:4317")]).1.warnings.len(), 1);
 }
 
 #[test]

@@ -93,6 +93,8 @@ fn spec(role: Role, index: usize, shape: FleetShape) -> PodSpec {
         terminating: false,
         labels: Arc::new(BTreeMap::from([("role-name".to_owned(), role_name.to_owned())])),
         config: None,
+        also: Vec::new(),
+        claim: None,
     }
 }
 

@@ -74,6 +74,8 @@ impl Builder {
             terminating: false,
             labels: Arc::default(),
             config,
+            also: Vec::new(),
+            claim: None,
         };
         let state = Arc::new(PodState::new(slot, Arc::new(PodLabels::default())));
         self.pods.push(Arc::new(Pod { address: spec.address().into(), spec, state }));

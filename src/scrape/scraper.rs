@@ -59,7 +59,8 @@ impl Target {
     /// numbers are there.
     fn of(pod: &Pod) -> Option<Target> {
         let spec = &pod.spec;
-        (spec.serves_http && !spec.host.is_empty() && !spec.terminating).then(|| Target {
+        let reachable = !spec.host.is_empty() && spec.metric_port != 0;
+        (spec.serves_http && reachable && !spec.terminating).then(|| Target {
             address: spec.metric_address(),
             engine: spec.engine,
             role: spec.role,

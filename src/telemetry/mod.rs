@@ -3,18 +3,22 @@
 mod buckets;
 mod durations;
 mod family;
+mod histogram;
 mod labels;
 mod legs;
 mod metrics;
 mod names;
+mod openmetrics;
 mod record;
 mod trace;
 
+pub use histogram::SampledTrace;
 pub use labels::PodLabels;
 pub use legs::{AbortResult, AbortTrigger, RetryReason, WatchdogPhase};
 pub use metrics::{
-    ClaimFallback, FleetGauges, InFlight, Limit, Metrics, ModelGauge, PlaneGauge, PodGauge, PrefillFailureClass,
-    PrefillLeg, PrefillOutcome, PrefillStage, PrefixIndexStats, SyncOutcome, TokenGauge, metrics_markdown,
+    ClaimFallback, EjectedGauge, FleetGauges, InFlight, KubernetesGauge, Limit, Metrics, ModelGauge, PlaneGauge,
+    PodGauge, PrefillFailureClass, PrefillLeg, PrefillOutcome, PrefillStage, PrefixIndexStats, SyncOutcome, TokenGauge,
+    metrics_markdown,
 };
 pub use record::{DecisionEssentials, Outcome, RequestRecord, Timings};
 pub use trace::{

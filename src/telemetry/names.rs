@@ -44,18 +44,23 @@ const POD_NAME: &[&str] = &["namespace", "pod_name"];
 pub(super) struct HistogramDefinition {
     /// Its name on the wire.
     pub(super) name: &'static str,
+    /// Its label names: the replica's, and for those of requests the model's.
+    pub(super) labels: &'static [&'static str],
     /// What it means.
     pub(super) help: &'static str,
-    /// Upper borders of the buckets.
+    /// Upper borders of the buckets; a bucket holds its border.
     pub(super) buckets: &'static [f64],
 }
 
 /// Every distribution, in the order of `docs/metrics.md`.
-pub(super) const HISTOGRAMS: [&HistogramDefinition; 2] = [&SYNC_SECONDS, &VIEW_AGE_SECONDS];
+pub(super) fn histograms() -> impl Iterator<Item = &'static HistogramDefinition> {
+    REQUEST_HISTOGRAMS.into_iter().chain([&SYNC_SECONDS, &VIEW_AGE_SECONDS])
+}
 
 /// How long a sync takes.
 pub(super) const SYNC_SECONDS: HistogramDefinition = HistogramDefinition {
     name: "tandem_state_plane_sync_seconds",
+    labels: REPLICA,
     help: "Time from a publication to its answer, failed ones included.",
     buckets: &[0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0],
 };
@@ -63,9 +68,47 @@ pub(super) const SYNC_SECONDS: HistogramDefinition = HistogramDefinition {
 /// How old the view of the others is when it is used.
 pub(super) const VIEW_AGE_SECONDS: HistogramDefinition = HistogramDefinition {
     name: "tandem_state_plane_view_age_seconds",
+    labels: REPLICA,
     help: "Age of the view of the other replicas' work at each selection.",
     buckets: &[0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0],
 };
+
+macro_rules! request_histograms {
+    ($($id:ident $name:literal $buckets:expr, $help:literal;)*) => {
+        /// Names a part of a request's life that has a distribution per model.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Part { $(#[doc = $help] $id,)* }
+
+        /// Those of successful requests, in the order of [`Part`]. Their buckets carry exemplars.
+        pub(super) const REQUEST_HISTOGRAMS: [&HistogramDefinition; [$(Part::$id),*].len()] = [
+            $(&HistogramDefinition { name: $name, labels: MODEL, help: $help, buckets: &$buckets },)*
+        ];
+    };
+}
+
+request_histograms! {
+    Routing "tandem_routing_seconds"
+        [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0],
+        "Successful requests: from their head to the start of the prefill leg, or to the choice of the only pod.";
+    Prefill "tandem_prefill_seconds"
+        [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0],
+        "Successful requests: duration of the prefill leg.";
+    KvTransfer "tandem_kv_transfer_seconds"
+        [0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0],
+        "Successful requests: from the end of the prefill leg to the first answer chunk.";
+    FirstToken "tandem_time_to_first_token_seconds"
+        [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0],
+        "Successful requests: from their head to the first answer chunk (not streamed: to the last).";
+    OutputToken "tandem_time_per_output_token_seconds"
+        [0.001, 0.002_5, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0],
+        "Successful streamed requests: decode time per completion token.";
+    Decode "tandem_decode_seconds"
+        [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0],
+        "Successful requests: from the first to the last answer chunk (not streamed: from the hand-over).";
+    Whole "tandem_request_seconds"
+        [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0],
+        "Successful requests: from their head to their end.";
+}
 
 impl Metric {
     /// Those of the state plane that have a series per model.
@@ -176,6 +219,8 @@ metrics! {
         "Routable pods per model.";
     ConfigDisagreements "tandem_config_disagreements" Gauge &["model"],
         "Pods whose `model.aibrix.ai/config` says something else about requests than the one in force.";
+    RolesetsIncomplete "tandem_rolesets_incomplete" Gauge &["model"],
+        "Rolesets of the model that lack a routable prefill pod or a routable decode pod, and so take no requests.";
     EngineQueryFail "llm_engine_metrics_query_fail" Counter POD,
         "Scrapes of a pod's engine metrics that failed.";
     Handoff "tandem_handoff_total" Counter &["outcome"],
@@ -202,11 +247,15 @@ metrics! {
         "Version of the fleet snapshot in use; 0 before the first.";
     SnapshotAge "tandem_snapshot_age_seconds" Decimal &[],
         "Time since that snapshot was put in place.";
+    Ready "tandem_ready" Gauge &[],
+        "1 while `/readyz` asks for traffic: there is a snapshot of the fleet, and the replica is not draining.";
     ConfigErrors "tandem_config_errors" Gauge &[],
         "Settings that kept their default because the value is not usable, and problems of the pods' manifests.";
     Rejected "tandem_rejected_total" Counter &["limit"],
         "What this replica did not do for a client because of a limit: requests refused (`streams`, `buffered_bytes`, \
          `front_body_time`), connections to the front closed (`front_connections`, `front_stall`).";
+    LimitSet "tandem_limit" Gauge &["limit"],
+        "What this replica holds for its clients at most: requests in flight (`streams`), bytes of request bodies (`buffered_bytes`).";
     RateLimited "tandem_rate_limit_verdicts_total" Counter &["limit", "verdict"],
         "Verdicts of the limits that replicas share: `granted` or `refused`, by the `model`'s requests per second, the user's requests (`user_requests`) or tokens (`user_tokens`) per minute; of the `user`'s record, `unknown` or `unusable`.";
     RateLimitFallbacks "tandem_rate_limit_fallbacks_total" Counter &["limit", "action"],
@@ -271,6 +320,16 @@ metrics! {
         "Announcements that were missed; the next publication makes it good.";
     PlaneJoins "tandem_state_plane_joins_total" Counter &["model"],
         "Times that this replica became a member of the ledger.";
+    KubernetesSilence "tandem_kubernetes_silence_seconds" Decimal &["resource"],
+        "Time since the API server last said anything about the resource, bookmarks included; of several namespaces, the longest. Absent before the first word.";
+    KubernetesObjects "tandem_kubernetes_objects" Gauge &["resource"],
+        "Objects that are known: of pods, those that name a model.";
+    KubernetesLists "tandem_kubernetes_lists_total" Counter &["resource", "reason"],
+        "Lists that were begun: the `first`, after a version had `gone` (410) or the watch had been silent (`stall`), `periodic` ones, and after the watch had `failed`.";
+    KubernetesFailures "tandem_kubernetes_failures_total" Counter &["resource", "verb", "reason"],
+        "Lists and watches that failed: `unauthorized` (401), `forbidden` (403), `absent` (404), `gone` (410), `throttled` (429), `refused` (any other status), `unreachable` (connection, TLS, credentials), `late`, `unreadable`; watches that were `closed` as soon as they were open, or silent (`stall`).";
+    KubernetesEvents "tandem_kubernetes_events_total" Counter &["resource", "event"],
+        "Lines of watches: objects that `changed` or were `deleted`, objects that are none of the gateway's business (`foreign`), `bookmark`s, and what is `unreadable`.";
     Findings "tandem_findings_total" Counter &["direction"],
         "Prefixes, session sizes and failing pods that this replica `told` others, or `heard` from them.";
     FindingsDropped "tandem_findings_dropped_total" Counter &[],
@@ -279,6 +338,12 @@ metrics! {
         "Claims that Redis answered: `granted`, or to be decided `again` because another replica had charged the same pod.";
     ClaimFallbacks "tandem_claim_fallbacks_total" Counter &["reason"],
         "Requests that went on without a claim: `late`, `failed`, `not_member`, `overtaken`, `queue_full` or `too_often`.";
+    TlsReloads "tandem_tls_reloads_total" Counter &["listener", "result"],
+        "Changes of a listener's TLS files: `done`, new connections get the new ones; `failed`, they cannot be used, and what was in force stays. Listeners are `grpc`, `http` and `front`.";
+    TlsExpiry "tandem_tls_certificate_expiry_timestamp_seconds" Gauge &["listener"],
+        "When the certificate that the listener presents ends, seconds since the Unix epoch.";
+    TlsHandshakeFailures "tandem_tls_handshake_failures_total" Counter &["listener", "reason"],
+        "TLS handshakes that came to nothing: `client_certificate` (none, or none of our authorities), `refused` (by the client, as a rule for our certificate), `protocol` (no TLS, or nothing in common), `closed` (by the client), `timeout` (10 s), `crowded` (the oldest of 512 at once makes room).";
     ClaimsStopped "tandem_claims_stopped_total" Counter &[],
         "Times that claims were given up until Redis was quick again.";
 }

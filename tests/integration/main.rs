@@ -7,18 +7,22 @@
 #![allow(clippy::large_futures, reason = "a scenario is one future, made once")]
 
 mod bodies;
+mod deploy;
 mod envoy_file;
 mod ext_proc;
 mod hardening;
 mod harness;
 mod harness_itself;
 mod interop;
+mod kubernetes;
 mod matrix;
 mod metrics;
+mod observability;
 mod openai_client;
 mod readme;
 mod real;
 mod scale;
 mod scenarios;
 mod state;
+mod tls;
 mod traces;

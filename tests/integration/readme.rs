@@ -3,6 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use crate::harness::kube_api::KubeApi;
 use crate::harness::within_time;
 
 const README: &str = include_str!("../../README.md");
@@ -71,10 +72,26 @@ async fn every_command_of_the_readme_works() {
             ["scripts/test.sh"] => assert!(std::path::Path::new("scripts/test.sh").exists()),
             // What has built the binary that is tried here.
             ["cargo", "build", "--release"] => {}
+            // Of a cluster there is only the stand-in.
+            ["target/release/tandem", "serve", "--kubeconfig", _] => {
+                let api = KubeApi::start().await;
+                let kubeconfig = api.kubeconfig().display().to_string();
+                serves(&["serve", "--kubeconfig", &kubeconfig]).await;
+            }
             ["target/release/tandem", arguments @ ..] if arguments.first() == Some(&"serve") => serves(arguments).await,
             ["target/release/tandem", arguments @ ..] => {
                 runs(arguments).await;
             }
+            // What these start is tried by the tests of `deploy/`, without a cluster and without Docker.
+            ["kubectl", "apply", "-k", folder] => {
+                assert!(std::path::Path::new(folder).join("kustomization.yaml").exists(), "{folder}");
+            }
+            ["kubectl", "-n", "aibrix-system", "create", "secret", "generic", "aibrix-redis", ..]
+            | ["kubectl", "create", "namespace", "aibrix-system"] => {}
+            ["helm", "install", "tandem", chart, ..] => {
+                assert!(std::path::Path::new(chart).join("Chart.yaml").exists(), "{chart}");
+            }
+            ["docker", "compose", "up", "--build"] => assert!(std::path::Path::new("docker-compose.yml").exists()),
             // The same request, with the same header and body, is in the interop cases.
             ["curl", "http://localhost:10000/v1/chat/completions", ..] => {
                 let body = command.split("-d '").nth(1).and_then(|rest| rest.strip_suffix('\'')).unwrap();

@@ -43,7 +43,7 @@ const IO: [&str; 12] = [
 const CLOCKS: [&str; 2] = ["Instant", "SystemTime"];
 
 /// A library and the only modules that may use it.
-const PLACES: [(&str, &[&str]); 12] = [
+const PLACES: [(&str, &[&str]); 15] = [
     ("fred", &["state/redis"]),
     ("bincode", &["state/codec"]),
     ("kube", &["discovery"]),
@@ -53,9 +53,13 @@ const PLACES: [(&str, &[&str]); 12] = [
     ("tonic_health", &["ext_proc", "app"]),
     ("envoy_types", &["ext_proc"]),
     ("axum", &["admin", "front", "app"]),
-    ("hyper_util::client", &["engines/leg", "drive", "scrape", "front"]),
+    ("hyper_util::client", &["engines/leg", "drive", "scrape", "front", "telemetry/trace/collector"]),
     ("hyper::client", &["engines/leg", "drive", "scrape", "front"]),
     ("opentelemetry_otlp", &["telemetry/trace"]),
+    ("opentelemetry_http", &["telemetry/trace"]),
+    // One place knows how certificates are read, one how a collector is reached.
+    ("tokio_rustls", &["tls", "telemetry/trace/collector"]),
+    ("rustls_native_certs", &["tls"]),
     ("prometheus", &["telemetry"]),
 ];
 

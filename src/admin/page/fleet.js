@@ -123,7 +123,16 @@ function bandPlan(model, plan) {
   return box;
 }
 
+// An adapter has pods of another model, which are drawn there.
+function drawAlias(name, model) {
+  const shown = model.instances.slice(0, 24).join(", ") + (model.instances.length > 24 ? ", …" : "");
+  const whose = model.alias_of === null ? "no pod that is known serves it"
+    : `${model.routable_pods} of ${model.instances.length} pods routable, of model ${model.alias_of}`;
+  return make("section", "", make("h2", "", name, " ", make("span", "dim", whose)), make("p", "dim", shown));
+}
+
 function drawModel(name, model, dense) {
+  if (model.instances) return { section: drawAlias(name, model), byName: new Map() };
   const byName = new Map(model.pods.map((pod) => [pod.name, pod]));
   const roles = { prefill: [], decode: [], other: [] };
   const most = {};
@@ -165,6 +174,7 @@ function drawModel(name, model, dense) {
 
   const section = make("section", dense ? "dense" : "", make("h2", "", name, " ",
     make("span", "dim", `${model.routable_pods} of ${model.pods.length} pods routable, ${model.rolesets.length} rolesets` +
+      (model.not_up ? `, ${model.not_up}` : "") +
       (model.locked_strategy ? `, locked to ${model.locked_strategy}` : ""))), facts, sets);
   if (!names.length) section.append(make("p", "dim", model.pods.length ? "No pod matches." : "No pods."));
   for (const plan of model.bands) section.append(bandPlan(name, plan));

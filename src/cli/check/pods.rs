@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Finding;
 use crate::discovery::PodFiles;
-use crate::fleet::{Model, Snapshot, build};
+use crate::fleet::{Model, Snapshot, build_all};
 use crate::knobs::Knobs;
 
 /// Reads the manifests as `serve` would and looks at the fleet they make.
@@ -17,7 +17,8 @@ pub fn check(path: &Path, knobs: &Knobs) -> Vec<Finding> {
     if found.specs.is_empty() {
         findings.push(Finding::error("no pod has the label model.aibrix.ai/name"));
     }
-    let snapshot = build(&Snapshot::default(), &found.specs, &mut 0);
+    let snapshot = build_all(&Snapshot::default(), &found.specs, &found.adapters, &mut 0);
+    findings.extend(snapshot.problems.iter().map(Finding::error));
     let mut models: Vec<_> = snapshot.models.values().collect();
     models.sort_by_key(|model| Arc::clone(&model.name));
     for model in models {
@@ -28,6 +29,10 @@ pub fn check(path: &Path, knobs: &Knobs) -> Vec<Finding> {
 
 fn check_model(model: &Model, findings: &mut Vec<Finding>) {
     let name = &model.name;
+    if model.is_alias() && model.routable.is_empty() {
+        findings.push(Finding::error(format!("model {name}: no pod that serves this adapter is routable")));
+        return;
+    }
     for part in &model.partial {
         findings.push(Finding::warning(format!(
             "model {name}: roleset {} is skipped: {} routable prefill pods, {} routable decode pods",

@@ -44,7 +44,7 @@ impl Exchange {
         }
         self.claims.first.get_or_insert(now);
         self.claims.made += 1;
-        effects.push(Effect::Claim(Box::new(ClaimOrder { model: Arc::clone(&asked.model.name), pods, since })));
+        effects.push(Effect::Claim(Box::new(ClaimOrder { model: Arc::clone(asked.model.home_name()), pods, since })));
         State::Claiming(Box::new(Claiming { asked, record }))
     }
 

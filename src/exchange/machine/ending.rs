@@ -1,5 +1,7 @@
 //! How a request ends: what is released, who is told, what is learnt about pods.
 
+use std::sync::Arc;
+
 use super::{Exchange, State};
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome};
@@ -176,11 +178,9 @@ impl Exchange {
         let jitter = Rng::new(self.seed ^ now.0).next_u64();
         let ejections = pairs.report(prefill, charges.decode.pod(), verdicts, &self.world.knobs.ejection, now, jitter);
         let decode = charges.decode.pod();
-        let tell = |finding| {
-            if let Some(model) = &self.record.model {
-                self.world.plane.tell(model, finding);
-            }
-        };
+        // Pods fail whatever the name under which they were asked: it is told where all their users hear of it.
+        let model: Arc<str> = Arc::from(&*decode.labels.model);
+        let tell = |finding| self.world.plane.tell(&model, finding);
         if let Some(prefill) = prefill {
             if ejections.prefill.is_some() {
                 tell(Finding::PodFails { pod: prefill.id });

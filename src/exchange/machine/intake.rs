@@ -14,7 +14,7 @@ use crate::exchange::event::{Effect, RequestHead};
 use crate::exchange::headers::{names_to_strip, text};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::{answer, auto, plan};
-use crate::fleet::Model;
+use crate::fleet::{ClaimState, Model};
 use crate::request::{BodyError, Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Strategy};
 use crate::telemetry::{Limit, moment};
@@ -228,6 +228,9 @@ impl Exchange {
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.set_model(&model.name);
         }
+        if let Some(claim) = model.claim {
+            return Err(not_up(&model.name, claim));
+        }
         if model.routable.is_empty() {
             let text = format!("error on getting pods for model {}", model.name);
             return Err(ApiError::new(Reason::NoRoutablePods, text));
@@ -241,6 +244,10 @@ impl Exchange {
         let headers = self.head.as_ref().map_or(&none, |head| &head.headers);
         let plan = plan::plan(self.adapter, &model, headers, profile, &body, &self.world.knobs)?;
         self.record.strategy = plan.strategy.map(Strategy::name);
+        if plan.strategy.is_none() {
+            let route = self.world.fleet.routes().check(&model.name);
+            route.map_err(|fault| ApiError::new(Reason::NoRoute, fault.to_string()))?;
+        }
         if plan.strategy == Some(Strategy::Pd) {
             let protocol = Protocol::of(plan.engine, plan.knobs.kv_connector, plan.knobs.trt_generation_first);
             if let Some(key) = body.duplicate_of(protocol.controlled_keys()) {
@@ -250,6 +257,20 @@ impl Exchange {
         }
         Ok(Routing { body, model, plan })
     }
+}
+
+/// What the client is told of a model whose engines are not up (reference section 1.5, step 1).
+fn not_up(model: &str, claim: ClaimState) -> ApiError {
+    let state = match claim {
+        ClaimState::Active | ClaimState::Activating => "activating",
+        ClaimState::Sleeping => "sleeping",
+        ClaimState::Failed => "failed",
+    };
+    let shown: String = model.chars().take(128).collect();
+    let error = ApiError::new(Reason::ModelNotUp, format!("model {shown} is not available now: it is {state}"))
+        .with_param("model")
+        .with_header("x-error-no-model-backends", &shown);
+    if claim == ClaimState::Failed { error } else { error.with_header("retry-after", "10") }
 }
 
 /// `content-length`, when it is a number.

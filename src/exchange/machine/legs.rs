@@ -177,7 +177,7 @@ impl Exchange {
             Target::Single { pod, reason } => {
                 self.record.single_reason = (*reason != SingleReason::Strategy).then(|| reason.name());
                 if decision.strategy.looks_prefixes_up() {
-                    self.offer_prefix(pod, &asked.prepared.hashes, decision.prefix_match_pct);
+                    self.offer_prefix(&asked.model.name, pod, &asked.prepared.hashes, decision.prefix_match_pct);
                 }
                 let body = engines::plain_body(&asked.body, Some(pod.spec.engine));
                 self.asked = Some(asked);
@@ -194,7 +194,7 @@ impl Exchange {
                 self.record.prefill_pod = Some(Arc::clone(&prefill.state.labels));
                 self.aim_at(decode);
                 self.world.metrics.selected_pair(&prefill.state.labels, &decode.state.labels);
-                self.offer_prefix(prefill, &asked.prepared.hashes, decision.prefix_match_pct);
+                self.offer_prefix(&asked.model.name, prefill, &asked.prepared.hashes, decision.prefix_match_pct);
                 let knobs = &asked.plan.knobs;
                 let connector = prefill.spec.kv_connector.unwrap_or(knobs.kv_connector);
                 let protocol = Protocol::of(prefill.spec.engine, connector, knobs.trt_generation_first);
@@ -308,7 +308,6 @@ impl Exchange {
         self.refuse(now, ApiError::new(Reason::Internal, "the request was lost on its way"), effects)
     }
 
-    /// Tells the index that the pod is about to have this prompt in its cache.
     /// The request goes on: to `pod`, or wherever Envoy's own routes lead.
     pub(super) fn hand_over(
         &mut self,

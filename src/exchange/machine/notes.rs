@@ -62,15 +62,17 @@ impl Exchange {
         sessions.grow_known(session, prompt_tokens, ttl, now)
     }
 
-    pub(super) fn offer_prefix(&self, pod: &Pod, hashes: &[u64], known: Option<u8>) {
+    /// Tells the index that the pod is about to have this prompt in its cache, under the name of the model that was asked
+    /// for: engines keep the blocks of adapters apart.
+    pub(super) fn offer_prefix(&self, model: &Arc<str>, pod: &Pod, hashes: &[u64], known: Option<u8>) {
         if !hashes.is_empty() {
             // What the pod holds already, everybody has been told.
             if self.world.plane.tells() && known.is_none_or(|percent| percent < 100) {
                 let blocks = hashes.iter().take(MAX_TOLD_BLOCKS).copied().collect();
-                self.world.plane.tell(&pod.spec.model, Finding::Prefix { pod: pod.state.id, blocks });
+                self.world.plane.tell(model, Finding::Prefix { pod: pod.state.id, blocks });
             }
             self.world.prefix.offer(PrefixUpdate {
-                model: Arc::from(&*pod.spec.model),
+                model: Arc::clone(model),
                 hashes: Arc::from(hashes),
                 pod: Arc::clone(&pod.state),
             });

@@ -33,9 +33,35 @@ pub(super) const OTEL: Group = Group {
             "false",
             "boolean",
             "",
-            "Sends an `https` endpoint's spans in the clear. This build has no TLS towards collectors, so \
-             that an `https` endpoint without it is an error.",
+            "Spans are sent in the clear to an `https` endpoint, and to one without a scheme, which stands for `https` \
+             otherwise.",
         ),
+        one(
+            "OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY",
+            "false",
+            "boolean",
+            "",
+            "Any certificate of the collector will do. Spans and headers can then be read by whoever gets in between.",
+        ),
+        one("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "unset", "path of a PEM file", "", "Wins over the next."),
+        one(
+            "OTEL_EXPORTER_OTLP_CERTIFICATE",
+            "unset",
+            "path of a PEM file",
+            "",
+            "Authorities of the collector's certificate; unset means those of the machine. Read once, at the start, as are \
+             the next four.",
+        ),
+        one("OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "unset", "path of a PEM file", "", "Wins over the next."),
+        one(
+            "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
+            "unset",
+            "path of a PEM file",
+            "",
+            "Shown to the collector. Needs the key.",
+        ),
+        one("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "unset", "path of a PEM file", "", "Wins over the next."),
+        one("OTEL_EXPORTER_OTLP_CLIENT_KEY", "unset", "path of a PEM file", "", "Key of the client certificate."),
         one("OTEL_SERVICE_NAME", "aibrix-gateway-plugin", "text", "", "Resource attribute `service.name`."),
         one("OTEL_RESOURCE_ATTRIBUTES", "unset", "`key=value,…`", "", "Further resource attributes."),
         one(

@@ -411,7 +411,7 @@ impl Link {
     fn look_at_fleet(&mut self) {
         let now = self.terms.clock.now();
         let snapshot = self.fleet.load();
-        let Some(model) = snapshot.model(&self.name) else { return };
+        let Some(model) = snapshot.home(&self.name) else { return };
         if !Arc::ptr_eq(&self.port, &model.port) {
             // The model was gone for a moment.
             self.port.ignore(self.task);

@@ -49,8 +49,9 @@ impl Sketches {
             return;
         }
         self.next = now.plus(PERIOD);
-        self.models.retain(|name, _| snapshot.model(name).is_some_and(|model| model.bands.is_on()));
-        for (name, model) in snapshot.models.iter().filter(|(_, model)| model.bands.is_on()) {
+        self.models.retain(|name, _| snapshot.home(name).is_some_and(|model| model.bands.is_on()));
+        for model in snapshot.homes().filter(|model| model.bands.is_on()) {
+            let name = &model.name;
             model.bands.share();
             let sketching = self.models.entry(Arc::clone(name)).or_default();
             if sketching.unconfirmed.is_none()

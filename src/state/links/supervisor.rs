@@ -99,13 +99,14 @@ impl Supervisor {
     async fn meet(&mut self, wires: &mut HashMap<String, Wire>, rng: &mut Rng) {
         let snapshot = self.fleet.load();
         let known = self.links.load();
-        let same = known.len() == snapshot.models.len() && known.keys().all(|name| snapshot.models.contains_key(name));
+        // Aliases have no pods of their own to tell of.
+        let same = known.len() == snapshot.homes().count() && known.keys().all(|name| snapshot.home(name).is_some());
         if same {
             return;
         }
         let mut links: Links = HashMap::clone(&known);
         wires.retain(|_, wire| {
-            let stays = snapshot.models.contains_key(&wire.model);
+            let stays = snapshot.home(&wire.model).is_some();
             if !stays {
                 wire.gone.cancel();
                 links.remove(&wire.model);
@@ -113,7 +114,8 @@ impl Supervisor {
             stays
         });
         let mut fresh = Vec::new();
-        for (name, model) in &snapshot.models {
+        for model in snapshot.homes() {
+            let name = &model.name;
             if links.contains_key(name) {
                 continue;
             }

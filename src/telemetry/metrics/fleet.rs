@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::Metrics;
+use super::{Metrics, UNKNOWN_MODEL};
 use crate::clock::Tick;
-use crate::telemetry::PodLabels;
 use crate::telemetry::names::Metric;
+use crate::telemetry::{PodLabels, openmetrics};
 
 /// One living pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,12 +52,21 @@ pub struct ModelGauge {
     pub name: Arc<str>,
     /// Its routable pods.
     pub replicas: usize,
+    /// Its rolesets that lack one of their two roles.
+    pub rolesets_incomplete: usize,
     /// Its pods whose configuration is not the one in force.
     pub config_disagreements: usize,
-    /// Its pods that are ejected.
-    pub ejected_pods: usize,
-    /// Its pairs that are.
-    pub ejected_pairs: usize,
+    /// What is ejected of it; `None` for a model that has another one's pods, so that none counts twice.
+    pub ejected: Option<EjectedGauge>,
+}
+
+/// What is ejected of one model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EjectedGauge {
+    /// Pods.
+    pub pods: usize,
+    /// Pairs of pods.
+    pub pairs: usize,
 }
 
 /// The fleet at the moment of an exposition.
@@ -81,13 +90,22 @@ impl Metrics {
 
     /// The text exposition of `/metrics`. Series of pods that `fleet` does not hold go, and the replicas of models: a
     /// request that outlives its pod may bring the pod's series back, until the next exposition. What is counted per
-    /// model stays, so that a model that comes back goes on counting.
+    /// model stays, so that a model that comes back goes on counting; its distributions go, with their exemplars.
     pub fn render(&self, fleet: &FleetGauges, now: Tick) -> String {
         self.reflect(fleet, now);
         let families = self.registry.gather();
         prometheus::TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
             tracing::error!(%error, "metrics cannot be written");
             String::new()
+        })
+    }
+
+    /// The same page in OpenMetrics 1.0, with exemplars.
+    pub fn render_openmetrics(&self, fleet: &FleetGauges, now: Tick) -> String {
+        self.reflect(fleet, now);
+        openmetrics::encode(&self.registry.gather(), |family, labels| {
+            let part = self.parts.iter().find(|part| part.name() == family);
+            part.map(|part| part.exemplars(labels)).unwrap_or_default()
         })
     }
 
@@ -120,10 +138,20 @@ impl Metrics {
         // Requests without a pod have empty labels; those series stay.
         self.retain_pods(|namespace, name| name.is_empty() || pods.contains(&(namespace, name)));
         let models: HashSet<&str> = fleet.models.iter().map(|model| &*model.name).collect();
-        for metric in [Metric::ModelReplicas, Metric::ConfigDisagreements, Metric::Ejected] {
+        let homes: HashSet<&str> =
+            fleet.models.iter().filter(|model| model.ejected.is_some()).map(|model| &*model.name).collect();
+        for (metric, stay) in [
+            (Metric::ModelReplicas, &models),
+            (Metric::ConfigDisagreements, &models),
+            (Metric::RolesetsIncomplete, &models),
+            (Metric::Ejected, &homes),
+        ] {
             if let Some(family) = self.families.get(metric as usize) {
-                family.retain(["model", "model"], |model, _| models.contains(model));
+                family.retain(["model", "model"], |model, _| stay.contains(model));
             }
+        }
+        for part in &self.parts {
+            part.retain(|model| model == UNKNOWN_MODEL || models.contains(model));
         }
         let rolesets: HashSet<&str> = fleet.rolesets.iter().map(|name| &**name).collect();
         for metric in [Metric::BandServed, Metric::BandTokens] {
@@ -134,8 +162,11 @@ impl Metrics {
         for model in &fleet.models {
             self.series(Metric::ModelReplicas, &[&model.name]).set(model.replicas as u64);
             self.series(Metric::ConfigDisagreements, &[&model.name]).set(model.config_disagreements as u64);
-            self.series(Metric::Ejected, &[&model.name, "pod"]).set(model.ejected_pods as u64);
-            self.series(Metric::Ejected, &[&model.name, "pair"]).set(model.ejected_pairs as u64);
+            self.series(Metric::RolesetsIncomplete, &[&model.name]).set(model.rolesets_incomplete as u64);
+            if let Some(ejected) = model.ejected {
+                self.series(Metric::Ejected, &[&model.name, "pod"]).set(ejected.pods as u64);
+                self.series(Metric::Ejected, &[&model.name, "pair"]).set(ejected.pairs as u64);
+            }
         }
         let ledgers: HashSet<(&str, &str)> =
             fleet.pods.iter().filter(|pod| pod.tokens.is_some()).map(|pod| (&*pod.namespace, &*pod.name)).collect();

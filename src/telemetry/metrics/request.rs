@@ -7,8 +7,8 @@ use super::{Metrics, UNKNOWN_MODEL};
 use crate::telemetry::buckets::Buckets;
 use crate::telemetry::durations::{Durations, millis};
 use crate::telemetry::family::Cell;
-use crate::telemetry::names::Metric;
-use crate::telemetry::{Outcome, RequestRecord};
+use crate::telemetry::names::{Metric, Part};
+use crate::telemetry::{Outcome, RequestRecord, SampledTrace};
 
 /// One request in flight: the gauges go up on creation and down on drop.
 #[derive(Debug)]
@@ -50,14 +50,16 @@ impl Metrics {
         in_flight
     }
 
-    /// A request ended: counters, buckets and its one log line. Called once per request.
-    pub fn finish(&self, record: &RequestRecord) {
+    /// A request ended: counters, buckets and its one log line. Called once per request. With `trace`, it becomes the
+    /// exemplar of its buckets.
+    pub fn finish(&self, record: &RequestRecord, trace: Option<SampledTrace>) {
         let durations = Durations::of(record);
         let model = record.model.as_deref().unwrap_or(UNKNOWN_MODEL);
         self.count_request(record, model);
         if record.outcome == Outcome::Success {
             self.count_usage(record, model);
             self.count_durations(&durations, model);
+            self.observe(&durations, model, trace);
         }
         if !record.handoff.is_empty() {
             self.count(Metric::Handoff, &[record.handoff], 1);
@@ -123,6 +125,26 @@ impl Metrics {
         }
         if durations.ttft.is_some_and(|ttft| ttft > self.ttft_threshold) {
             self.count(Metric::SlowFirstToken, &[model], 1);
+        }
+    }
+}
+
+impl Metrics {
+    fn observe(&self, durations: &Durations, model: &str, trace: Option<SampledTrace>) {
+        let parts = [
+            (Part::Routing, durations.routing),
+            (Part::Prefill, durations.prefill),
+            (Part::KvTransfer, durations.kv_transfer),
+            (Part::FirstToken, durations.ttft),
+            (Part::OutputToken, durations.tpot),
+            (Part::Decode, durations.decode),
+            (Part::Whole, durations.total),
+        ];
+        for (part, duration) in parts {
+            // The histograms stand in the order of the enum, and all of them do.
+            if let (Some(histogram), Some(duration)) = (self.parts.get(part as usize), duration) {
+                histogram.observe(model, duration, trace);
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Every metric by its text.
 
+mod distributions;
+
 use std::sync::Mutex;
 
 use super::*;
@@ -23,8 +25,10 @@ fn value(page: &str, series: &str) -> Option<f64> {
     line.rsplit(' ').next()?.parse().ok()
 }
 
+/// Series but for those of the process and of distributions, which tests of their own count.
 fn series_count(page: &str) -> usize {
-    page.lines().filter(|line| !line.starts_with('#') && !line.starts_with("process_")).count()
+    let distribution = |line: &str| REQUEST_HISTOGRAMS.iter().any(|definition| line.starts_with(definition.name));
+    page.lines().filter(|line| !line.starts_with('#') && !line.starts_with("process_") && !distribution(line)).count()
 }
 
 fn pod(name: &str) -> Arc<PodLabels> {
@@ -125,7 +129,7 @@ fn names_are_unique_and_all_are_registered() {
 #[test]
 fn r19_a_finished_request_is_counted_everywhere_once() {
     let metrics = metrics();
-    metrics.finish(&record(Outcome::Success, 200));
+    metrics.finish(&record(Outcome::Success, 200), None);
     let page = metrics.render(&fleet(&["d-0"]), Tick(0));
     let model = "{gateway_pod=\"gw-0\",model=\"llama\"}";
     let bucket = |label: &str| format!("{{bucket=\"{label}\",gateway_pod=\"gw-0\",model=\"llama\"}}");
@@ -180,7 +184,7 @@ fn outcomes_become_status_and_code() {
     ];
     for (outcome, status, label, code) in table {
         let metrics = metrics();
-        metrics.finish(&record(outcome, status));
+        metrics.finish(&record(outcome, status), None);
         let page = text(&metrics);
         let series = format!(
             "gateway_request_model_fail_total{{gateway_pod=\"gw-0\",model=\"llama\",pod_name=\"gw-0\",\
@@ -197,7 +201,7 @@ fn the_first_token_threshold_is_exclusive() {
     let series = "gateway_first_token_delay_over_1s_total{gateway_pod=\"gw-0\",model=\"llama\"}";
     for (threshold, expected) in [(199, Some(1.0)), (200, None), (201, None)] {
         let metrics = Metrics::new("gw-0").with_ttft_threshold(Duration::from_millis(threshold));
-        metrics.finish(&record(Outcome::Success, 200));
+        metrics.finish(&record(Outcome::Success, 200), None);
         assert_eq!(value(&text(&metrics), series), expected);
     }
 }
@@ -215,7 +219,7 @@ fn r80_unknown_models_share_one_series() {
         record.target_pod = None;
         record.prefill_pod = None;
         record.handoff = "";
-        metrics.finish(&record);
+        metrics.finish(&record, None);
         drop(in_flight);
     }
     let page = text(&metrics);
@@ -291,7 +295,7 @@ fn series_of_pods_that_left_are_gone() {
         metrics.scrape_failed(&pod(name));
         let mut record = record(Outcome::Success, 200);
         record.target_pod = Some(pod(name));
-        metrics.finish(&record);
+        metrics.finish(&record, None);
     }
     let both = metrics.render(&fleet(&["a", "b"]), Tick(0));
     assert_eq!(both.matches("pod=\"a\"").count(), 4);
@@ -304,7 +308,7 @@ fn series_of_pods_that_left_are_gone() {
     // Requests that found no pod keep their series.
     let mut lost = record(Outcome::Failed(Reason::NoRoutablePods), 503);
     lost.target_pod = None;
-    metrics.finish(&lost);
+    metrics.finish(&lost, None);
     let none = metrics.render(&FleetGauges::default(), Tick(0));
     assert!(!none.contains("\"a\"") && !none.contains("model_replicas{"), "{none}");
     assert_eq!(none.matches("gateway_request_total{").count(), 1);
@@ -369,7 +373,7 @@ fn a_request_ends_with_one_log_line() {
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt().json().with_writer(move || writer.clone()).finish();
-    tracing::subscriber::with_default(subscriber, || metrics().finish(&record(Outcome::Success, 200)));
+    tracing::subscriber::with_default(subscriber, || metrics().finish(&record(Outcome::Success, 200), None));
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     assert_eq!(text.lines().count(), 1, "{text}");
     let line: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -18,18 +18,20 @@ use opentelemetry_sdk::trace::{
 };
 use tokio::runtime::Handle;
 
-use super::Tracer;
 use super::sync::WithSyncs;
+use super::{Tracer, collector};
 use crate::knobs::{OtelKnobs, OtlpProtocol, TraceSampler};
+use crate::tls::TlsError;
 
 /// Tracing is asked for, but cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum TracingError {
-    /// No TLS towards collectors in this build.
-    #[error(
-        "the OTLP endpoint wants TLS, which this build does not have: use http://, or set OTEL_EXPORTER_OTLP_INSECURE=true"
-    )]
-    NoTls,
+    /// The files for TLS towards the collector are not usable.
+    #[error("TLS towards the OTLP collector: {0}")]
+    Tls(#[from] TlsError),
+    /// The endpoint is not a URL. (It may hold a password, and is not shown.)
+    #[error("the OTLP endpoint is not a URL")]
+    Endpoint,
     /// A header of the configuration is none.
     #[error("OTEL_EXPORTER_OTLP_HEADERS holds {0:?}, which cannot be a header")]
     Header(String),
@@ -58,27 +60,35 @@ impl Tracing {
     /// drives the connections. Nothing is sent yet, so that a missing collector is no error.
     pub fn start(knobs: &OtelKnobs) -> Result<Option<Tracing>, TracingError> {
         let Some(endpoint) = &knobs.endpoint else { return Ok(None) };
-        if endpoint.starts_with("https://") {
-            return Err(TracingError::NoTls);
-        }
+        let secure = endpoint.starts_with("https://");
         let runtime = Handle::try_current().map_err(|_| TracingError::NoRuntime)?;
         let exporter = match knobs.protocol {
-            OtlpProtocol::Grpc => opentelemetry_otlp::SpanExporter::builder()
-                .with_tonic()
-                .with_endpoint(endpoint)
-                .with_timeout(knobs.timeout)
-                .with_metadata(MetadataMap::from_headers(headers(knobs)?))
-                .build()?,
+            OtlpProtocol::Grpc => {
+                let exporter = opentelemetry_otlp::SpanExporter::builder()
+                    .with_tonic()
+                    .with_endpoint(endpoint)
+                    .with_timeout(knobs.timeout)
+                    .with_metadata(MetadataMap::from_headers(headers(knobs)?));
+                if secure {
+                    exporter.with_channel(collector::channel(endpoint, knobs)?).build()?
+                } else {
+                    exporter.build()?
+                }
+            }
             OtlpProtocol::HttpProtobuf => {
                 headers(knobs)?;
                 let headers = knobs.headers.iter().map(|(name, value)| (name.clone(), value.expose().to_owned()));
-                opentelemetry_otlp::SpanExporter::builder()
+                let exporter = opentelemetry_otlp::SpanExporter::builder()
                     .with_http()
                     .with_endpoint(endpoint)
                     .with_timeout(knobs.timeout)
                     .with_protocol(Protocol::HttpBinary)
-                    .with_headers(headers.collect())
-                    .build()?
+                    .with_headers(headers.collect());
+                if secure {
+                    exporter.with_http_client(collector::http_client(knobs)?).build()?
+                } else {
+                    exporter.build()?
+                }
             }
         };
         Ok(Some(Tracing::with_exporter(knobs, exporter, runtime)))

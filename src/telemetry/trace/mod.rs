@@ -11,6 +11,7 @@
 //! With tracing off nothing is made, and the client's own trace headers go on to both legs as they came.
 
 mod attributes;
+mod collector;
 mod export;
 mod leg;
 mod logging;

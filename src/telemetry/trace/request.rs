@@ -116,6 +116,11 @@ impl RequestTrace {
         }
     }
 
+    /// The trace id, only when the trace is sampled, so that somebody may find it.
+    pub fn sampled_trace_id(&self) -> Option<TraceId> {
+        self.trace_id().filter(|_| self.on.as_ref().is_some_and(|on| on.root.span().span_context().is_sampled()))
+    }
+
     /// The request got its id.
     pub fn set_request_id(&self, request_id: &str) {
         self.log.record("request_id", request_id);

@@ -21,15 +21,7 @@ const CHAT: &str = "/v1/chat/completions";
 /// One replica, and nothing but a scripted Envoy before it.
 fn bare(env: &[(&str, &str)]) -> SandboxOptions {
     let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    let fleet = FleetOptions {
-        replicas: 1,
-        envoy: false,
-        front: false,
-        env,
-        args: Vec::new(),
-        edit_envoy: None,
-        failover: false,
-    };
+    let fleet = FleetOptions { replicas: 1, envoy: false, front: false, env, ..FleetOptions::default() };
     SandboxOptions { fleet, ..SandboxOptions::default() }
 }
 

@@ -92,6 +92,11 @@ impl Envoy {
         base(self.listener)
     }
 
+    /// The admin interface.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
     /// The process, for its logs and signals.
     pub fn process(&self) -> &Process {
         &self.process

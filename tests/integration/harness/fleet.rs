@@ -2,6 +2,7 @@
 
 use super::envoy::{Envoy, EnvoyOptions};
 use super::http::base;
+use super::kube_api::KubeApi;
 use super::pods::{PodManifest, PodsFile};
 use super::tandem::{Tandem, TandemOptions};
 
@@ -16,6 +17,8 @@ pub struct FleetOptions {
     pub failover: bool,
     /// Changes to Envoy's file, see [`EnvoyOptions::edit`].
     pub edit_envoy: Option<fn(&mut serde_json::Value)>,
+    /// Replicas find their pods through the Kubernetes API instead of a file.
+    pub kubernetes: bool,
     /// Open the HTTP front of each replica.
     pub front: bool,
     /// Environment of the replicas.
@@ -31,6 +34,7 @@ impl Default for FleetOptions {
             envoy: true,
             failover: false,
             edit_envoy: None,
+            kubernetes: false,
             front: true,
             env: Vec::new(),
             args: Vec::new(),
@@ -52,7 +56,10 @@ impl Fleet {
     pub async fn start(pods: impl IntoIterator<Item = PodManifest>, options: FleetOptions) -> Fleet {
         let pods: Vec<PodManifest> = pods.into_iter().collect();
         let failover = options.failover.then(|| pods.iter().map(PodManifest::address).collect());
-        let pods = PodsFile::file(pods);
+        let pods = match options.kubernetes {
+            true => PodsFile::kubernetes(pods, KubeApi::start().await),
+            false => PodsFile::file(pods),
+        };
         let mut tandems = Vec::new();
         for index in 0..options.replicas {
             let mut env = vec![("POD_NAME".to_owned(), format!("gateway-{index}"))];
@@ -60,7 +67,13 @@ impl Fleet {
             if options.failover {
                 env.push(("TANDEM_ADDRESSING".to_owned(), "destination-endpoint".to_owned()));
             }
-            let replica = TandemOptions { pods: pods.path(), env, front: options.front, args: options.args.clone() };
+            let mut args = options.args.clone();
+            let mut path = pods.path();
+            if let Some(api) = pods.api() {
+                args.extend(["--kubeconfig".to_owned(), api.kubeconfig().display().to_string()]);
+                path.clear();
+            }
+            let replica = TandemOptions { pods: path, env, front: options.front, args };
             tandems.push(Tandem::start(replica).await);
         }
         for tandem in &tandems {

@@ -1,14 +1,19 @@
 //! An HTTP/1.1 client that can read an answer piece by piece and walk away at any moment, and one for raw bytes.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::{Task, within};
 
@@ -20,6 +25,7 @@ pub struct Call {
     path: String,
     headers: HeaderMap,
     body: Bytes,
+    tls: Option<Arc<ClientConfig>>,
 }
 
 /// The head of an answer, and its body still to be read. Dropping it closes the connection.
@@ -53,6 +59,7 @@ impl Call {
             path: path.to_owned(),
             headers: HeaderMap::new(),
             body: Bytes::new(),
+            tls: None,
         }
     }
 
@@ -70,6 +77,13 @@ impl Call {
         self
     }
 
+    /// Sends it over TLS. The server is `localhost`, wherever it is.
+    #[must_use]
+    pub fn over(mut self, tls: &Arc<ClientConfig>) -> Call {
+        self.tls = Some(Arc::clone(tls));
+        self
+    }
+
     /// Sends it and waits for the answer's head.
     pub async fn send(self) -> Answer {
         let what = format!("answer to {} {}{}", self.method, self.base, self.path);
@@ -81,17 +95,30 @@ impl Call {
         let authority = self.base.strip_prefix("http://").expect("http base").to_owned();
         let stream = TcpStream::connect(&authority).await?;
         stream.set_nodelay(true)?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        let connection = Task::spawn(async move {
-            // Its failures reach the caller through the answer.
-            let _ = connection.await;
-        });
+        let (mut sender, connection) = match &self.tls {
+            None => handshake(stream).await?,
+            Some(config) => {
+                let name = ServerName::try_from("localhost").expect("a name");
+                handshake(TlsConnector::from(Arc::clone(config)).connect(name, stream).await?).await?
+            }
+        };
         let mut request = Request::builder().method(self.method).uri(self.path).body(Full::new(self.body))?;
         *request.headers_mut() = self.headers;
         request.headers_mut().insert(http::header::HOST, HeaderValue::from_str(&authority)?);
         let (head, body) = sender.send_request(request).await?.into_parts();
         Ok(Answer { status: head.status, headers: head.headers, body, _connection: connection })
     }
+}
+
+async fn handshake(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+) -> hyper::Result<(SendRequest<Full<Bytes>>, Task)> {
+    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let connection = Task::spawn(async move {
+        // Its failures reach the caller through the answer.
+        let _ = connection.await;
+    });
+    Ok((sender, connection))
 }
 
 impl Answer {

@@ -11,6 +11,7 @@ pub mod ext_proc;
 pub mod fault_proxy;
 pub mod fleet;
 pub mod http;
+pub mod kube_api;
 pub mod metrics;
 pub mod oracle;
 pub mod otlp;
@@ -20,6 +21,7 @@ pub mod processor;
 pub mod raw;
 pub mod redis;
 pub mod tandem;
+pub mod tls;
 
 use std::future::Future;
 use std::time::Duration;

@@ -15,8 +15,10 @@ use opentelemetry_proto::tonic::trace::v1::Span as PbSpan;
 use pb::trace_service_server::{TraceService, TraceServiceServer};
 use tonic::codegen::Service;
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 
+use super::tls::{Authority, SecureListener};
 use super::{SOON, Task, eventually};
 
 /// One span, in a form that is easy to compare.
@@ -77,10 +79,26 @@ struct Sink(Spans);
 impl Collector {
     /// Starts both endpoints.
     pub async fn start() -> Collector {
+        Collector::start_with(None).await
+    }
+
+    /// The same behind TLS, for clients with a certificate of the authority.
+    pub async fn secure(authority: &Authority, name: &str) -> Collector {
+        Collector::start_with(Some((authority, name))).await
+    }
+
+    async fn start_with(tls: Option<(&Authority, &str)>) -> Collector {
         let spans = Spans::default();
         let incoming = TcpIncoming::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("bind");
         let grpc = incoming.local_addr().expect("address");
-        let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(Sink(Arc::clone(&spans))));
+        let mut server = tonic::transport::Server::builder();
+        if let Some((authority, name)) = tls {
+            let [cert, key, ca] = [authority.cert(name), authority.key(name), authority.ca()]
+                .map(|file| std::fs::read(file).expect("read"));
+            let tls = ServerTlsConfig::new().identity(Identity::from_pem(cert, key));
+            server = server.tls_config(tls.client_ca_root(Certificate::from_pem(ca))).expect("TLS");
+        }
+        let server = server.add_service(TraceServiceServer::new(Sink(Arc::clone(&spans))));
         let grpc_task = Task::spawn(async move {
             server.serve_with_incoming(incoming).await.expect("serve OTLP over gRPC");
         });
@@ -90,8 +108,13 @@ impl Collector {
             .route("/v1/traces", axum::routing::post(over_http))
             .layer(DefaultBodyLimit::max(64 << 20))
             .with_state(Sink(Arc::clone(&spans)));
+        let tls = tls.map(|(authority, name)| authority.server(name));
         let http_task = Task::spawn(async move {
-            axum::serve(listener, router).await.expect("serve OTLP over HTTP");
+            match tls {
+                None => axum::serve(listener, router).await,
+                Some(tls) => axum::serve(SecureListener::new(listener, tls), router).await,
+            }
+            .expect("serve OTLP over HTTP");
         });
         Collector { grpc, http, spans, _tasks: [grpc_task, http_task] }
     }

@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use super::kube_api::KubeApi;
 
 /// One pod.
 #[derive(Clone, Debug)]
@@ -28,6 +31,17 @@ impl PodManifest {
                 "annotations": {},
             },
             "status": {"podIP": address.ip().to_string()},
+        });
+        PodManifest { name: name.to_owned(), manifest }
+    }
+
+    /// A LoRA adapter on these pods: not a pod, but it lives in the same files.
+    pub fn adapter(name: &str, instances: &[&str]) -> PodManifest {
+        let manifest = json!({
+            "apiVersion": "model.aibrix.ai/v1alpha1",
+            "kind": "ModelAdapter",
+            "metadata": {"name": name, "namespace": "default"},
+            "status": {"phase": "Running", "instances": instances},
         });
         PodManifest { name: name.to_owned(), manifest }
     }
@@ -122,30 +136,42 @@ impl PodManifest {
     }
 }
 
-/// The `--pods` argument: one file with a List, or a directory with one file for each pod.
+/// Where replicas find their pods: the `--pods` argument (one file with a List, or a directory with one file for each
+/// pod), or the Kubernetes API.
 #[derive(Debug)]
 pub struct PodsFile {
     directory: TempDir,
     pods: BTreeMap<String, PodManifest>,
     one_file: bool,
+    api: Option<Arc<KubeApi>>,
 }
 
 impl PodsFile {
     /// All pods in one file.
     pub fn file(pods: impl IntoIterator<Item = PodManifest>) -> PodsFile {
-        PodsFile::new(pods, true)
+        PodsFile::new(pods, true, None)
     }
 
     /// One file for each pod.
     pub fn directory(pods: impl IntoIterator<Item = PodManifest>) -> PodsFile {
-        PodsFile::new(pods, false)
+        PodsFile::new(pods, false, None)
     }
 
-    fn new(pods: impl IntoIterator<Item = PodManifest>, one_file: bool) -> PodsFile {
+    /// All pods in the Kubernetes API.
+    pub fn kubernetes(pods: impl IntoIterator<Item = PodManifest>, api: KubeApi) -> PodsFile {
+        PodsFile::new(pods, true, Some(Arc::new(api)))
+    }
+
+    /// The API that holds them, if one does.
+    pub fn api(&self) -> Option<&Arc<KubeApi>> {
+        self.api.as_ref()
+    }
+
+    fn new(pods: impl IntoIterator<Item = PodManifest>, one_file: bool, api: Option<Arc<KubeApi>>) -> PodsFile {
         let directory = tempfile::Builder::new().prefix("pods-").tempdir().expect("temporary directory");
         std::fs::create_dir(directory.path().join("pods")).expect("pods directory");
         let pods = pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
-        let mut file = PodsFile { directory, pods, one_file };
+        let mut file = PodsFile { directory, pods, one_file, api };
         file.write();
         file
     }
@@ -175,6 +201,9 @@ impl PodsFile {
 
     /// Each file is written beside its place and renamed into it, so that a reader sees the old or the new one.
     fn write(&mut self) {
+        if let Some(api) = &self.api {
+            return self.tell(api);
+        }
         let pods: Vec<&Value> = self.pods.values().map(PodManifest::manifest).collect();
         if self.one_file {
             let list = json!({"apiVersion": "v1", "kind": "List", "items": pods});
@@ -189,6 +218,28 @@ impl PodsFile {
             if !self.pods.contains_key(&name) {
                 std::fs::remove_file(path).expect("remove a manifest");
             }
+        }
+    }
+
+    /// Puts what differs into the API.
+    fn tell(&self, api: &KubeApi) {
+        let text = |object: &Value, field: &str| object["metadata"][field].as_str().expect("a text").to_owned();
+        let plural = |object: &Value| if object["kind"] == "ModelAdapter" { "modeladapters" } else { "pods" };
+        let name = |object: &Value| (plural(object), text(object, "namespace"), text(object, "name"));
+        let all = ["pods", "modeladapters"].into_iter().flat_map(|plural| api.all(plural));
+        let mut there: BTreeMap<_, Value> = all.map(|object| (name(&object), object)).collect();
+        for pod in self.pods.values() {
+            let name = name(&pod.manifest);
+            let mut before = there.remove(&name);
+            if let Some(metadata) = before.as_mut().and_then(|pod| pod["metadata"].as_object_mut()) {
+                metadata.remove("resourceVersion");
+            }
+            if before.as_ref() != Some(&pod.manifest) {
+                api.put(name.0, &pod.manifest);
+            }
+        }
+        for (plural, namespace, name) in there.keys() {
+            api.delete(plural, namespace, name);
         }
     }
 

@@ -19,7 +19,7 @@ const CHAT: &str = "/v1/chat/completions";
 /// One replica with its front, and no Envoy.
 fn front(env: &[(&str, &str)]) -> FleetOptions {
     let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    FleetOptions { replicas: 1, envoy: false, front: true, env, args: Vec::new(), edit_envoy: None, failover: false }
+    FleetOptions { replicas: 1, envoy: false, front: true, env, args: Vec::new(), ..FleetOptions::default() }
 }
 
 /// A chat request for `tokens` tokens; a stream reports usage.

@@ -2,11 +2,13 @@
 //!
 //! Here: what they have in common. A scenario ends with [`settle`], which is the oracle and more.
 
+mod adapters;
 mod balance;
 mod bands;
 mod churn;
 mod kills;
 mod mooncake;
+mod own_routes;
 mod profiles;
 mod rolesets;
 mod routes;

@@ -1,5 +1,6 @@
 //! The state plane's scripts and state machine against a real Redis.
 
+mod aliases;
 mod announcements;
 mod balance;
 mod busy;

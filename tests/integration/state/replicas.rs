@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tandem::clock::Clock;
-use tandem::fleet::{Engine, Fleet, Model, Pod, PodKey, PodSpec, PodState, Role, Snapshot, build};
+use tandem::fleet::{
+    AdapterSpec, Engine, Fleet, Model, Pod, PodKey, PodSpec, PodState, Role, Snapshot, build, build_all,
+};
 use tandem::knobs::{Ejection, Grade, PdKnobs, PlaneKnobs, PrefixKnobs, Tokenizer};
 use tandem::load::{LoadView, Peers, Sessions};
 use tandem::prefix::PrefixIndex;
@@ -42,6 +44,8 @@ fn spec(model: &str, roleset: usize, role: Role) -> PodSpec {
         terminating: false,
         labels: Arc::new(BTreeMap::new()),
         config: None,
+        also: Vec::new(),
+        claim: None,
     }
 }
 
@@ -110,7 +114,12 @@ impl Replica {
 
     /// Replaces the pods.
     pub fn discover(&mut self, specs: &[PodSpec]) {
-        self.fleet.store(build(&self.fleet.load(), specs, &mut self.slots));
+        self.discover_all(specs, &[]);
+    }
+
+    /// Replaces the pods and the adapters.
+    pub fn discover_all(&mut self, specs: &[PodSpec], adapters: &[AdapterSpec]) {
+        self.fleet.store(build_all(&self.fleet.load(), specs, adapters, &mut self.slots));
         self.snapshots.send_modify(|version| *version += 1);
     }
 

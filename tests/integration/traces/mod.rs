@@ -72,7 +72,7 @@ fn exporting(collector: &Collector, protocol: Protocol, env: &[(&str, &str)]) ->
         ("OTEL_BSP_SCHEDULE_DELAY", "20"),
     ];
     let env = otel.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    FleetOptions { replicas: 1, envoy: false, front: true, env, args: Vec::new(), edit_envoy: None, failover: false }
+    FleetOptions { replicas: 1, envoy: false, front: true, env, args: Vec::new(), ..FleetOptions::default() }
 }
 
 /// A chat request; a stream reports usage.

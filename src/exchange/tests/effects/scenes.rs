@@ -185,7 +185,7 @@ pub(super) fn first_token(given: &Given<'_>) -> String {
     run.feed(prefill_ok()).feed(answer_head(200));
     run.now += 450;
     run.feed(chunk("{}", true));
-    scene.world.metrics.finish(run.record());
+    scene.world.metrics.finish(run.record(), None);
     if page_has(&scene.world, "gateway_first_token_delay_over_1s_total{", " 1") { "slow" } else { "fast" }.to_owned()
 }
 

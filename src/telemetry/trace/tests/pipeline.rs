@@ -90,8 +90,19 @@ async fn shutdown_sends_what_is_queued() {
 #[tokio::test]
 async fn tracing_is_opt_in() {
     assert!(Tracing::start(&knobs(&[])).unwrap().is_none());
-    let secure = knobs(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4317".into())]);
-    assert!(matches!(Tracing::start(&secure), Err(TracingError::NoTls)));
+    let secure = knobs(&[
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4317".into()),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/ca.pem".into()),
+    ]);
+    let error = Tracing::start(&secure).unwrap_err().to_string();
+    assert_eq!(error, "TLS towards the OTLP collector: /nowhere/ca.pem cannot be read: entity not found");
+    let half = knobs(&[
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4317".into()),
+        ("OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY", "true".into()),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/some/key.pem".into()),
+    ]);
+    let error = Tracing::start(&half).unwrap_err().to_string();
+    assert!(error.contains("/some/key.pem has no counterpart"), "{error}");
     let bad = knobs(&[
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317".into()),
         ("OTEL_EXPORTER_OTLP_HEADERS", "a b=hunter2".into()),

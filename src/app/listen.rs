@@ -1,0 +1,126 @@
+//! Listeners, as the servers of both libraries want them.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use anyhow::Result;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::server::Connected;
+
+use crate::clock::Clock;
+use crate::knobs::{TlsFiles, TlsKnobs};
+use crate::telemetry::Metrics;
+use crate::tls::{self, Connection, Incoming, Listener, Server};
+
+/// TLS of all listeners.
+#[derive(Clone, Debug)]
+pub(super) struct Tls {
+    pub(super) grpc: Option<Arc<Server>>,
+    pub(super) http: Option<Arc<Server>>,
+    pub(super) front: Option<Arc<Server>>,
+}
+
+impl Tls {
+    /// Reads the files. What is wrong with one of them refuses the start.
+    pub(super) fn load(knobs: &TlsKnobs, front: bool, metrics: &Arc<Metrics>, clock: Clock) -> Result<Tls> {
+        let server = |listener: Listener, files: &Option<TlsFiles>| {
+            files.as_ref().map(|files| Server::load(listener, files, metrics, clock)).transpose()
+        };
+        if knobs.front.is_some() && !front {
+            tracing::warn!("TLS is set up for the front, which is not open: see --front-bind-address");
+        }
+        Ok(Tls {
+            grpc: server(Listener::Grpc, &knobs.grpc)?,
+            http: server(Listener::Http, &knobs.http)?,
+            front: if front { server(Listener::Front, &knobs.front)? } else { None },
+        })
+    }
+
+    fn servers(&self) -> impl Iterator<Item = &Arc<Server>> {
+        [&self.grpc, &self.http, &self.front].into_iter().flatten()
+    }
+
+    /// What is wrong with the files as they are now, one sentence each.
+    pub(super) fn problems(&self) -> Vec<String> {
+        self.servers().filter_map(|server| server.problem()).collect()
+    }
+
+    /// Keeps looking at the files.
+    pub(super) fn watch(&self, tasks: TaskTracker, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
+        tls::watch(self.servers().cloned().collect(), tls::LOOK_INTERVAL, tasks, stop)
+    }
+}
+
+/// For axum.
+#[derive(Debug)]
+pub(super) struct Pages(pub(super) Incoming);
+
+impl axum::serve::Listener for Pages {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        self.0.accept().await
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
+/// For tonic.
+pub(super) fn streams(incoming: Incoming) -> impl Stream<Item = Result<GrpcConnection, Infallible>> + Send {
+    futures_util::stream::unfold(incoming, async |mut incoming| {
+        let (connection, _) = incoming.accept().await;
+        Some((Ok(GrpcConnection(connection)), incoming))
+    })
+}
+
+/// A connection from Envoy. Nobody asks where it comes from.
+#[derive(Debug)]
+pub(super) struct GrpcConnection(Connection);
+
+impl Connected for GrpcConnection {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for GrpcConnection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for GrpcConnection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
