@@ -5,8 +5,8 @@ mod dialects;
 mod failures;
 mod outages;
 mod parents;
+mod replicas;
 mod secrets;
-mod shared;
 mod trees;
 
 use std::collections::BTreeMap;
