@@ -179,12 +179,12 @@ async fn r90_credentials_that_expire_leave_the_fleet_as_it_was() {
     let scene = Scene::with(&[pod("a", 1)], quick()).await;
     scene.api.lock_out(true);
     scene.api.end_watches("pods", false);
-    scene.api.put("pods", pod("b", 2).manifest());
     scene
         .says("the note", |reasons, notes| {
             reasons.is_empty() && notes.iter().any(|note| note.contains("401 Unauthorized; serving on what was known"))
         })
         .await;
+    scene.api.put("pods", pod("b", 2).manifest());
     assert_eq!(routable(&scene.fleet()), ["default/a"]);
     scene.api.lock_out(false);
     scene.shows("afterwards", |fleet| routable(fleet).len() == 2).await;
