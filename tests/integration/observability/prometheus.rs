@@ -25,20 +25,18 @@ const CHAT: &str = "/v1/chat/completions";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Metrics that have no series in this test, and why not.
-const QUIET: [(&str, &str); 20] = [
+const QUIET: [(&str, &str); 18] = [
     ("tandem_rejected_total", "no limit is reached"),
     ("tandem_kubernetes_silence_seconds", "pods come from a file"),
     ("tandem_kubernetes_failures_total", "pods come from a file"),
     ("tandem_tls_certificate_expiry_timestamp_seconds", "no listener has TLS"),
     ("tandem_tls_handshake_failures_total", "no listener has TLS"),
-    ("llm_engine_metrics_query_fail", "the engines answer"),
     ("gateway_prefill_request_fail_total", "the engines answer"),
     ("gateway_pd_prefill_failure_total", "the engines answer"),
     ("gateway_pd_decode_watchdog_total", "the engines answer"),
     ("gateway_pd_decode_abort_total", "the engines answer, and are no SGLang"),
     ("tandem_retries_total", "the engines answer"),
     ("tandem_engine_metric_missing_total", "the engines' pages are whole"),
-    ("tandem_routing_signal_missing_total", "the engines' pages are whole"),
     ("tandem_token_load_forced_releases_total", "every request ends"),
     ("pd_bucket_serve_band_total", "bucket serving is off"),
     ("pd_bucket_serve_prompt_tokens_total", "bucket serving is off"),
@@ -46,6 +44,12 @@ const QUIET: [(&str, &str); 20] = [
     ("tandem_rate_limit_verdicts_total", "nobody is limited"),
     ("tandem_rate_limit_fallbacks_total", "nobody is limited"),
     ("tandem_rate_limit_settlements_total", "nobody is limited"),
+];
+
+/// Metrics that may have series or not.
+const CHANCE: [(&str, &str); 2] = [
+    ("tandem_routing_signal_missing_total", "the first requests may come before the first scrape"),
+    ("llm_engine_metrics_query_fail", "a scrape may time out on a busy machine"),
 ];
 
 struct Prometheus {
@@ -130,9 +134,10 @@ fn traffic(paths: Vec<String>) -> Task {
     })
 }
 
-fn quiet(query: &str) -> bool {
+/// Does the query name one of these?
+fn names(query: &str, metrics: &[(&str, &str)]) -> bool {
     let expression = Expression::read(query).expect("a query");
-    expression.selectors.iter().any(|selector| QUIET.iter().any(|(metric, _)| *metric == selector.metric))
+    expression.selectors.iter().any(|selector| metrics.iter().any(|(metric, _)| *metric == selector.metric))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,9 +160,12 @@ async fn every_panel_has_data_and_every_rule_is_evaluated() {
     let prometheus = Prometheus::start(&replicas).await;
     let requests = traffic(fronts);
 
-    let queries: BTreeSet<(String, String)> =
-        all_queries().into_iter().map(|(place, query)| (place, filled(&query, "10s"))).collect();
-    let (silent, mut waiting): (Vec<_>, Vec<_>) = queries.into_iter().partition(|(_, query)| quiet(query));
+    let queries: BTreeSet<(String, String)> = all_queries()
+        .into_iter()
+        .map(|(place, query)| (place, filled(&query, "10s")))
+        .filter(|(_, query)| !names(query, &CHANCE))
+        .collect();
+    let (silent, mut waiting): (Vec<_>, Vec<_>) = queries.into_iter().partition(|(_, query)| names(query, &QUIET));
     assert!(waiting.len() > 80, "{}", waiting.len());
     let limit = tokio::time::Instant::now() + PATIENCE;
     loop {
