@@ -211,7 +211,9 @@ impl PodReader {
             None => Arc::from(key.to_string()),
         };
         let mut problems = Problems { pod: key.to_string(), list: Vec::new() };
-        unusable.iter().for_each(|text| problems.add(format_args!("{text}")));
+        for text in &unusable {
+            problems.add(format_args!("{text}"));
+        }
         if model.is_none() && claimed.is_empty() {
             return Reading { problems: problems.list, ..Reading::default() };
         }

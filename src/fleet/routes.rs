@@ -3,10 +3,10 @@
 //! Discovery watches them; a request looks into what is known and waits for nobody.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
-use tokio_rustls::rustls::SupportedCipherSuite;
-use tokio_rustls::rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
+use ring::digest::{SHA256, digest};
 
 /// The namespace of the routes that the reference's controller makes.
 pub const ROUTE_NAMESPACE: &str = "aibrix-system";
@@ -79,7 +79,7 @@ pub fn route_name(model: &str) -> String {
         return plain;
     }
     let mut base = String::with_capacity(model.len().min(LONGEST_NAME));
-    for letter in model.chars().flat_map(|letter| letter.to_lowercase().next()) {
+    for letter in model.chars().filter_map(|letter| letter.to_lowercase().next()) {
         if letter.is_ascii_lowercase() || letter.is_ascii_digit() {
             base.push(letter);
         } else if !base.ends_with('-') {
@@ -104,12 +104,13 @@ fn is_object_name(name: &str) -> bool {
         })
 }
 
-/// The first digits of the SHA-256, which comes from the TLS library: its only other user here.
+/// The first digits of the SHA-256.
 fn hash(text: &str) -> String {
-    let SupportedCipherSuite::Tls13(suite) = TLS13_AES_128_GCM_SHA256 else { return String::new() };
-    let digest = suite.common.hash_provider.hash(text.as_bytes());
-    let mut digits: String = digest.as_ref().iter().take(HASH_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
-    digits.truncate(HASH_DIGITS);
+    let mut digits = String::with_capacity(HASH_DIGITS);
+    for byte in digest(&SHA256, text.as_bytes()).as_ref().iter().take(HASH_DIGITS / 2) {
+        // Writing into a `String` cannot fail.
+        let _ = write!(digits, "{byte:02x}");
+    }
     digits
 }
 

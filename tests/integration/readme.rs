@@ -70,8 +70,6 @@ async fn every_command_of_the_readme_works() {
             }
             // What is running this.
             ["scripts/test.sh"] => assert!(std::path::Path::new("scripts/test.sh").exists()),
-            // What has built the binary that is tried here.
-            ["cargo", "build", "--release"] => {}
             // Of a cluster there is only the stand-in.
             ["target/release/tandem", "serve", "--kubeconfig", _] => {
                 let api = KubeApi::start().await;
@@ -87,7 +85,9 @@ async fn every_command_of_the_readme_works() {
                 assert!(std::path::Path::new(folder).join("kustomization.yaml").exists(), "{folder}");
             }
             ["kubectl", "-n", "aibrix-system", "create", "secret", "generic", "aibrix-redis", ..]
-            | ["kubectl", "create", "namespace", "aibrix-system"] => {}
+            | ["kubectl", "create", "namespace", "aibrix-system"]
+            // What has built the binary that is tried here.
+            | ["cargo", "build", "--release"] => {}
             ["helm", "install", "tandem", chart, ..] => {
                 assert!(std::path::Path::new(chart).join("Chart.yaml").exists(), "{chart}");
             }

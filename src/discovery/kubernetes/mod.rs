@@ -115,7 +115,7 @@ impl Cluster {
             clock: around.clock,
         };
         let building = Pods {
-            pods: Arc::clone(&cluster.pods),
+            watched: Arc::clone(&cluster.pods),
             adapters: Arc::clone(&cluster.adapters),
             routes: Arc::clone(&cluster.routes),
             builder: around.builder,

@@ -19,7 +19,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
 /// What turns objects into a fleet.
 pub(super) struct Pods {
-    pub(super) pods: Arc<Store<PodObject>>,
+    pub(super) watched: Arc<Store<PodObject>>,
     pub(super) adapters: Arc<Store<AdapterObject>>,
     pub(super) routes: Arc<Store<RouteObject>>,
     pub(super) builder: Arc<FleetBuilder>,
@@ -32,7 +32,7 @@ pub(super) struct Pods {
 impl Pods {
     /// Builds until `stop`. Begins when every scope of pods was listed, and it is known whether there are adapters.
     pub(super) async fn run(mut self, stop: CancellationToken) {
-        let (mut pods, mut adapters) = (self.pods.subscribe(), self.adapters.subscribe());
+        let (mut pods, mut adapters) = (self.watched.subscribe(), self.adapters.subscribe());
         let mut routes = self.routes.subscribe();
         loop {
             // What is read after this is at least as new as what is marked as seen here.
@@ -81,7 +81,7 @@ impl Pods {
     fn apply(&mut self) {
         let routes = self.routes.all();
         self.builder.set_routes(routes.map_or(RouteTable::Absent, |all| route_table(all.iter().map(|route| &**route))));
-        let (Some(pods), Some(adapters)) = (self.pods.all(), self.adapters.available()) else { return };
+        let (Some(pods), Some(adapters)) = (self.watched.all(), self.adapters.available()) else { return };
         let (mut specs, mut problems) = (Vec::with_capacity(pods.len()), Vec::new());
         for pod in &pods {
             let reading = self.reader.read(&pod.0);

@@ -192,7 +192,9 @@ fn the_most_hopeful_claim_says_why_a_model_is_not_up() {
         let mut specs: Vec<PodSpec> = claims.iter().enumerate().map(claimed).collect();
         specs.push(PodSpec { ready: false, ..spec("own") });
         assert_eq!(first(&specs, &[]).model("m").unwrap().claim, expected, "{claims:?}");
-        specs.iter_mut().for_each(|spec| spec.terminating = true);
+        for spec in &mut specs {
+            spec.terminating = true;
+        }
         assert_eq!(first(&specs, &[]).model("m").unwrap().claim, None, "who goes away keeps no promise");
         specs.push(spec("ready"));
         assert_eq!(first(&specs, &[]).model("m").unwrap().claim, None, "it is up");

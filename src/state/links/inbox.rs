@@ -56,7 +56,7 @@ pub(super) struct Inbox {
 
 /// A call that has come back.
 pub(super) enum Back {
-    Sync { reply: Result<SyncReply, RedisError>, sent: Tick, selections: u64, span: Option<SyncSpan> },
+    Sync { reply: Result<SyncReply, RedisError>, sent: Tick, selections: u64, span: Option<Box<SyncSpan>> },
     Reap { call: ReapCall, reply: Result<ReapReply, RedisError> },
     Claim { sequence: u64, reply: Result<ClaimReply, RedisError>, request: ClaimRequest, selections: u64 },
 }

@@ -43,9 +43,9 @@ fn gauge(value: f64) -> Metric {
     metric
 }
 
-fn exemplar(value: f64, at: SystemTime) -> Option<Arc<Exemplar>> {
+fn exemplar(value: f64, at: SystemTime) -> Arc<Exemplar> {
     let id = TraceId::from_hex("0af7651916cd43dd8448eb211c80319c").unwrap();
-    Some(Arc::new(Exemplar { trace: SampledTrace { id, at }, value }))
+    Arc::new(Exemplar { trace: SampledTrace { id, at }, value })
 }
 
 fn nothing(_: &str, _: &[LabelPair]) -> Vec<Option<Arc<Exemplar>>> {
@@ -124,7 +124,7 @@ fn histograms_carry_exemplars_where_something_was_counted() {
     let known = |name: &str, labels: &[LabelPair]| {
         assert_eq!((name, labels[0].value()), ("h_seconds", "m"));
         // The second is of a request that was counted after the counts were read.
-        vec![exemplar(0.25, at), exemplar(0.75, at), None, exemplar(30.0, before_all)]
+        vec![Some(exemplar(0.25, at)), Some(exemplar(0.75, at)), None, Some(exemplar(30.0, before_all))]
     };
     let trace = "# {trace_id=\"0af7651916cd43dd8448eb211c80319c\"}";
     let expected = format!(

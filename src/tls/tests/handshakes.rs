@@ -32,6 +32,7 @@ impl Scene {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut incoming = Incoming::new(listener, Some(server)).with_places(places);
         let address = incoming.local_addr().unwrap();
+        #[allow(clippy::disallowed_methods, reason = "real sockets live in real time; the test ends them")]
         let accepting = tokio::spawn(async move {
             loop {
                 let (mut connection, _) = incoming.accept().await;

@@ -125,7 +125,7 @@ fn a_mounted_secret_is_followed() {
 async fn the_files_are_looked_at_until_the_end() {
     let Some(scene) = Scene::new(None) else { return };
     let (tasks, stop) = (tokio_util::task::TaskTracker::new(), tokio_util::sync::CancellationToken::new());
-    let watching = tokio::spawn(watch(vec![Arc::clone(&scene.server)], LOOK_INTERVAL, tasks.clone(), stop.clone()));
+    let watching = tasks.spawn(watch(vec![Arc::clone(&scene.server)], LOOK_INTERVAL, tasks.clone(), stop.clone()));
     scene.replace("new.crt", "server.crt");
     scene.replace("new.key", "server.key");
     while scene.seen().0 == 0 {

@@ -267,7 +267,9 @@ fn the_way_to_the_pods_is_that_of_the_shipped_file() {
         assert!(patch(objects, "RouteConfiguration", "named_strategy")["route"].is_null(), "it dials nobody");
         let matches = &object(objects, "HTTPRoute", "aibrix-reserved-router")["spec"]["rules"][0]["matches"];
         let paths: Vec<_> = list(matches).iter().map(|found| word(&found["path"]["value"])).collect();
-        paths.iter().for_each(|path| named(path));
+        for path in &paths {
+            named(path);
+        }
         assert_eq!(paths.len(), text("src/request/endpoint.rs").matches("=> \"/").count(), "{group}: every path");
         for proxy in of_kind(objects, "EnvoyProxy") {
             assert!(seconds(&proxy["spec"]["shutdown"]["drainTimeout"]) >= Duration::from_mins(5), "{group}");

@@ -56,10 +56,8 @@ impl Fleet {
     pub async fn start(pods: impl IntoIterator<Item = PodManifest>, options: FleetOptions) -> Fleet {
         let pods: Vec<PodManifest> = pods.into_iter().collect();
         let failover = options.failover.then(|| pods.iter().map(PodManifest::address).collect());
-        let pods = match options.kubernetes {
-            true => PodsFile::kubernetes(pods, KubeApi::start().await),
-            false => PodsFile::file(pods),
-        };
+        let pods =
+            if options.kubernetes { PodsFile::kubernetes(pods, KubeApi::start().await) } else { PodsFile::file(pods) };
         let mut tandems = Vec::new();
         for index in 0..options.replicas {
             let mut env = vec![("POD_NAME".to_owned(), format!("gateway-{index}"))];

@@ -42,13 +42,12 @@ async fn namespaces_and_selector_are_what_is_asked_for() {
         assert_eq!(asked, namespaces.iter().map(|name| name.map(str::to_owned)).collect::<Vec<_>>());
         for asked in pods_asked(&api) {
             assert_eq!(asked.query.get("labelSelector").map(String::as_str), selector);
-            match asked.verb {
-                "list" => assert_eq!(asked.query["limit"], "500"),
-                _ => {
-                    assert_eq!(asked.query["allowWatchBookmarks"], "true");
-                    let seconds: u32 = asked.query["timeoutSeconds"].parse().expect("seconds");
-                    assert!((200..=290).contains(&seconds), "{seconds}");
-                }
+            if asked.verb == "list" {
+                assert_eq!(asked.query["limit"], "500");
+            } else {
+                assert_eq!(asked.query["allowWatchBookmarks"], "true");
+                let seconds: u32 = asked.query["timeoutSeconds"].parse().expect("seconds");
+                assert!((200..=290).contains(&seconds), "{seconds}");
             }
         }
     }
@@ -99,7 +98,7 @@ async fn without_any_cluster_it_says_what_could_be_done() {
             "cannot be used with",
         ),
     ] {
-        let failure = Tandem::try_start(TandemOptions { args, env, ..TandemOptions::default() }).await.unwrap_err();
+        let failure = Tandem::try_start(TandemOptions { env, args, ..TandemOptions::default() }).await.unwrap_err();
         assert!(failure.contains(expected), "{failure}");
     }
 }

@@ -38,9 +38,9 @@ async fn spans_travel_over_tls() {
         let whatever = ("OTEL_EXPORTER_OTLP_INSECURE_SKIP_VERIFY", "true".to_owned());
         let system = ("SSL_CERT_FILE", file(authority.ca()));
         for (case, variables, arrives) in [
-            ("an authority of its own", [&own[..], &[believed.clone()]].concat(), true),
+            ("an authority of its own", [&own[..], std::slice::from_ref(&believed)].concat(), true),
             ("the machine's authorities", [&own[..], &[system]].concat(), true),
-            ("another authority", [&own[..], &[not_believed.clone()]].concat(), false),
+            ("another authority", [&own[..], std::slice::from_ref(&not_believed)].concat(), false),
             ("another authority, unchecked", [&own[..], &[not_believed, whatever]].concat(), true),
             ("no client certificate", vec![believed], false),
         ] {

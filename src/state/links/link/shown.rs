@@ -15,7 +15,7 @@ use crate::telemetry::{SyncFacts, SyncSpan};
 const SHOW: Duration = Duration::from_millis(50);
 
 /// Ends the span of a sync.
-pub(super) fn end(span: Option<SyncSpan>, reply: &Result<SyncReply, RedisError>) {
+pub(super) fn end(span: Option<Box<SyncSpan>>, reply: &Result<SyncReply, RedisError>) {
     let Some(span) = span else { return };
     match reply {
         Ok(reply) => {
@@ -35,9 +35,9 @@ pub(super) fn end(span: Option<SyncSpan>, reply: &Result<SyncReply, RedisError>)
 
 impl Link {
     /// A span for the sync, if it carries the charge of a sampled request.
-    pub(super) fn span_of(&mut self, call: &SyncCall, now: Tick) -> Option<SyncSpan> {
+    pub(super) fn span_of(&mut self, call: &SyncCall, now: Tick) -> Option<Box<SyncSpan>> {
         let name = &*self.name;
-        self.tracer.start(
+        let span = self.tracer.start(
             now,
             |pod| call.shares.iter().any(|(id, _)| *id == pod),
             || SyncFacts {
@@ -46,7 +46,8 @@ impl Link {
                 // Written once more for this, a few times a second at most.
                 bytes: call.arguments().map_or(0, |arguments| arguments.iter().map(Vec::len).sum()),
             },
-        )
+        );
+        span.map(Box::new)
     }
 
     /// Tells selections on which version they decide, and people how it goes.

@@ -10,9 +10,9 @@ use crate::telemetry::names::{REQUEST_HISTOGRAMS, histograms};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 
-fn sampled(trace: &str) -> Option<SampledTrace> {
+fn sampled(trace: &str) -> SampledTrace {
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_250);
-    Some(SampledTrace { id: TraceId::from_hex(trace).unwrap(), at })
+    SampledTrace { id: TraceId::from_hex(trace).unwrap(), at }
 }
 
 fn openmetrics(metrics: &Metrics) -> String {
@@ -55,7 +55,7 @@ fn borders_ascend_and_belong_to_the_bucket_below() {
 #[test]
 fn a_sampled_request_is_the_exemplar_of_each_of_its_buckets() {
     let metrics = metrics();
-    metrics.finish(&record(Outcome::Success, 200), sampled(TRACE));
+    metrics.finish(&record(Outcome::Success, 200), Some(sampled(TRACE)));
     let page = openmetrics(&metrics);
     let exemplar = |value: &str| format!("1 # {{trace_id=\"{TRACE}\"}} {value} 1700000000.250");
     for (name, below, border, value) in [
@@ -87,14 +87,14 @@ fn requests_that_nobody_traces_are_no_exemplars() {
     let kept = |metrics: &Metrics| openmetrics(metrics).matches("trace_id").count();
     metrics.finish(&record(Outcome::Success, 200), None);
     assert_eq!(kept(&metrics), 0);
-    metrics.finish(&record(Outcome::AnswerCut, 200), sampled(TRACE));
+    metrics.finish(&record(Outcome::AnswerCut, 200), Some(sampled(TRACE)));
     assert_eq!(kept(&metrics), 0, "a request that failed is in no bucket");
-    metrics.finish(&record(Outcome::Success, 200), sampled(TRACE));
+    metrics.finish(&record(Outcome::Success, 200), Some(sampled(TRACE)));
     assert_eq!(kept(&metrics), 7);
     metrics.finish(&record(Outcome::Success, 200), None);
     assert_eq!(kept(&metrics), 7, "one that nobody keeps does not take its place");
     let later = TRACE.replace('0', "1");
-    metrics.finish(&record(Outcome::Success, 200), sampled(&later));
+    metrics.finish(&record(Outcome::Success, 200), Some(sampled(&later)));
     assert_eq!(openmetrics(&metrics).matches(later.as_str()).count(), 7, "the last one is shown");
     assert_eq!(kept(&metrics), 7);
 }
@@ -103,7 +103,7 @@ fn requests_that_nobody_traces_are_no_exemplars() {
 fn distributions_leave_with_their_model() {
     let metrics = metrics();
     let unknown = RequestRecord { model: None, ..record(Outcome::Success, 200) };
-    metrics.finish(&record(Outcome::Success, 200), sampled(TRACE));
+    metrics.finish(&record(Outcome::Success, 200), Some(sampled(TRACE)));
     metrics.finish(&unknown, None);
     let series = |page: &str, model: &str| {
         page.matches(&format!("tandem_request_seconds_count{{gateway_pod=\"gw-0\",model=\"{model}\"}}")).count()
@@ -121,7 +121,7 @@ fn distributions_leave_with_their_model() {
 #[test]
 fn both_formats_tell_the_same() {
     let metrics = metrics();
-    metrics.finish(&record(Outcome::Success, 200), sampled(TRACE));
+    metrics.finish(&record(Outcome::Success, 200), Some(sampled(TRACE)));
     metrics.scrape_failed(&pod("d-0"));
     let names = |page: &str| -> Vec<String> {
         let lines = page.lines().filter(|line| !line.starts_with('#') && !line.contains(",le=\""));
