@@ -11,7 +11,8 @@ use super::{calls, ended, only_work};
 use crate::bodies::total;
 use crate::harness::engines::{Sandbox, SandboxOptions, only};
 use crate::harness::http::Call;
-use crate::harness::within;
+use crate::harness::metrics::Metrics;
+use crate::harness::{SOON, within};
 
 const PATH: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"m","messages":[{"role":"user","content":"never mind"}],"max_tokens":50}"#;
@@ -186,6 +187,11 @@ async fn interop_sglang_client_leaves_during_decode() {
         let there = async {
             decode.wait_until(|decode| decode.stats().running == 1).await;
             ended(prefill).await;
+            // That the engine has answered is not yet that the replica knows of it.
+            for tandem in &sandbox.fleet.tandems {
+                let done = |metrics: &Metrics| metrics.sum("gateway_prefill_outstanding_requests", &[]) == 0.0;
+                tandem.wait_metrics(SOON, "the prefill leg is over", done).await;
+            }
         };
         let left = leave_when(&path, there).await;
         assert_leg_over(decode, left).await;
