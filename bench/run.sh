@@ -5,12 +5,13 @@
 #   bench/run.sh requests        one of: requests chunks memory pods replicas
 #
 # Envoy is found as by the tests: TANDEM_TEST_ENVOY, what scripts/test.sh fetched, or PATH. Ports from BENCH_PORT (18000)
-# upwards are used. Each result is one JSON line that names its units.
+# upwards are used. BENCH_LOAD names a load generator that is built already. Each result is one JSON line that names its units.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 cargo build --release --quiet
-load=$(cargo bench --bench load --no-run --message-format=json 2>/dev/null |
+load=${BENCH_LOAD:-}
+[ -n "$load" ] || load=$(cargo bench --bench load --no-run --message-format=json 2>/dev/null |
     sed -n 's/.*"name":"load".*"executable":"\([^"]*\)".*/\1/p' | tail -1)
 tandem=${CARGO_TARGET_DIR:-target}/release/tandem
 envoy=${TANDEM_TEST_ENVOY:-target/tools/venv/bin/envoy}
@@ -158,7 +159,7 @@ engines() {
 }
 
 pods() {
-    for count in 4 100 400; do
+    for count in ${PODS:-4 100 400}; do
         engines $count
         serve tandem $http $front
         echo "== $count pods, metrics every 50 ms"
