@@ -45,12 +45,12 @@ pub(super) async fn fleet(
 /// like best first.
 fn preferred(headers: &HeaderMap) -> Format {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let first = accept.split(',').filter_map(|one| match one.split(';').next().unwrap_or_default().trim() {
+    let first = accept.split(',').find_map(|one| match one.split(';').next().unwrap_or_default().trim() {
         "text/html" | "application/xhtml+xml" => Some(Format::Html),
         "application/json" | "application/*" | "*/*" => Some(Format::Json),
         _ => None,
     });
-    first.take(1).next().unwrap_or(Format::Json)
+    first.unwrap_or(Format::Json)
 }
 
 /// The page; `nonce` is what its style and script are known by.

@@ -13,9 +13,10 @@ use axum::{Json, response::AppendHeaders};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
-use subtle::ConstantTimeEq;
 
 use super::AdminState;
+use crate::knobs::Secret;
+use crate::request::credential;
 
 /// Longer `authorization` headers are not decoded.
 const LONGEST: usize = 4096;
@@ -23,7 +24,7 @@ const LONGEST: usize = 4096;
 /// Lets a request pass that knows the token, if there is one.
 pub(super) async fn guard(State(state): State<AdminState>, request: Request, next: Next) -> Response {
     match &state.token {
-        Some(token) if !knows(request.headers(), token.expose()) => refused(),
+        Some(token) if !knows(request.headers(), token) => refused(),
         _ => next.run(request).await,
     }
 }
@@ -33,20 +34,16 @@ fn refused() -> Response {
     (StatusCode::UNAUTHORIZED, AppendHeaders(challenges), Json(json!({"error": "a token is needed"}))).into_response()
 }
 
-/// Takes the same time for every wrong token of the right length.
-fn knows(headers: &HeaderMap, token: &str) -> bool {
-    let Some(given) = headers.get(AUTHORIZATION).filter(|value| value.len() <= LONGEST) else { return false };
-    let Some((scheme, given)) = given.to_str().ok().and_then(|text| text.split_once(' ')) else { return false };
-    let same = |given: &[u8]| bool::from(given.ct_eq(token.as_bytes()));
-    if scheme.eq_ignore_ascii_case("bearer") {
-        return same(given.trim().as_bytes());
-    }
-    if !scheme.eq_ignore_ascii_case("basic") {
+fn knows(headers: &HeaderMap, token: &Secret) -> bool {
+    if headers.get(AUTHORIZATION).is_none_or(|value| value.len() > LONGEST) {
         return false;
     }
-    let Ok(pair) = STANDARD.decode(given.trim()) else { return false };
+    if let Some(given) = credential(headers, "bearer") {
+        return token.is(given);
+    }
+    let Some(pair) = credential(headers, "basic").and_then(|given| STANDARD.decode(given).ok()) else { return false };
     let password = pair.iter().position(|byte| *byte == b':').and_then(|colon| pair.get(colon + 1..));
-    password.is_some_and(same)
+    password.is_some_and(|password| token.is(password))
 }
 
 #[cfg(test)]
@@ -73,11 +70,11 @@ mod tests {
             (format!("Bearer {}", "x".repeat(LONGEST)), false),
         ] {
             let headers = HeaderMap::from_iter([(AUTHORIZATION, header.parse().unwrap())]);
-            assert_eq!(knows(&headers, "hunter2"), known, "{header}");
+            assert_eq!(knows(&headers, &Secret::new("hunter2")), known, "{header}");
         }
-        assert!(!knows(&HeaderMap::new(), "hunter2"));
+        assert!(!knows(&HeaderMap::new(), &Secret::new("hunter2")));
         let twisted =
             HeaderMap::from_iter([(AUTHORIZATION, axum::http::HeaderValue::from_bytes(b"Bearer \xff").unwrap())]);
-        assert!(!knows(&twisted, "hunter2"));
+        assert!(!knows(&twisted, &Secret::new("hunter2")));
     }
 }

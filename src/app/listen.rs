@@ -3,12 +3,9 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use anyhow::Result;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -76,51 +73,16 @@ impl axum::serve::Listener for Pages {
 }
 
 /// For tonic.
-pub(super) fn streams(incoming: Incoming) -> impl Stream<Item = Result<GrpcConnection, Infallible>> + Send {
+pub(super) fn streams(incoming: Incoming) -> impl Stream<Item = Result<Connection, Infallible>> + Send {
     futures_util::stream::unfold(incoming, async |mut incoming| {
         let (connection, _) = incoming.accept().await;
-        Some((Ok(GrpcConnection(connection)), incoming))
+        Some((Ok(connection), incoming))
     })
 }
 
-/// A connection from Envoy. Nobody asks where it comes from.
-#[derive(Debug)]
-pub(super) struct GrpcConnection(Connection);
-
-impl Connected for GrpcConnection {
+/// Nobody asks where Envoy's connections come from.
+impl Connected for Connection {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}
-}
-
-impl AsyncRead for GrpcConnection {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for GrpcConnection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
-    }
 }

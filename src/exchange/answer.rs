@@ -1,14 +1,14 @@
 //! The answer as it goes by, and what the gateway adds to its head.
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use subtle::ConstantTimeEq;
 
 use super::event::AnswerHead;
 use crate::clock::Tick;
 use crate::error::{ApiError, Reason};
 use crate::knobs::Secret;
+use crate::request::credential;
 use crate::response::{AnswerKind, AnswerWatch};
 use crate::telemetry::{Outcome, RequestRecord};
 
@@ -186,22 +186,16 @@ pub fn marker_headers(record: &RequestRecord, address: Option<&str>, prefill_hos
 /// Checks `Authorization: Bearer <token>` when a token is configured (reference section 1.3).
 pub fn check_api_key(token: Option<&Secret>, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(token) = token else { return Ok(()) };
-    let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer).unwrap_or_default();
-    // Constant time over the bytes; the length of a token is no secret.
-    if bool::from(given.ct_eq(token.expose().as_bytes())) {
+    if token.is(credential(headers, "bearer").unwrap_or_default()) {
         return Ok(());
     }
     Err(ApiError::new(Reason::InvalidApiKey, "Incorrect API key provided").with_param("api_key"))
 }
 
-/// The token of a `Bearer` credential; the scheme's case does not matter.
-fn bearer(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
-}
-
 #[cfg(test)]
 mod tests {
+    use http::header::AUTHORIZATION;
+
     use super::*;
 
     fn with_authorization(value: &str) -> HeaderMap {

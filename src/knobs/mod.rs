@@ -22,6 +22,8 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use subtle::ConstantTimeEq as _;
+
 pub use decode::{AbortKnobs, DecodeTimer, DecodeWatchdog};
 pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
@@ -382,6 +384,11 @@ impl Secret {
     /// The secret itself; the one way to it, so that uses can be found.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// Somebody knows it. Takes the same time for every wrong text of the right length, which is no secret.
+    pub fn is(&self, given: &[u8]) -> bool {
+        given.ct_eq(self.0.as_bytes()).into()
     }
 }
 

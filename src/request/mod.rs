@@ -1,6 +1,7 @@
 //! The request, parsed once: endpoint, top-level fields, prompt text. Nested bytes are never re-serialised.
 
 mod body;
+mod credential;
 mod endpoint;
 mod multipart;
 mod prompt;
@@ -10,6 +11,7 @@ mod splice;
 mod tests;
 
 pub use body::{BodyError, ParsedBody};
+pub use credential::credential;
 pub use endpoint::Endpoint;
 pub use prompt::{Prompt, PromptForm};
 pub use scan::Field;

@@ -3,8 +3,6 @@
 //! A pod carries its whole specification, its history of conditions and whatever tools have noted in its annotations:
 //! none of it is kept. What is kept of one object is bounded, whatever the API server sends.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 
 use crate::discovery::manifest::Manifest;
@@ -57,8 +55,6 @@ pub struct AdapterObject {
     pub name: String,
     /// `status.instances`: names of pods in the adapter's namespace; at most [`MAX_LISTED`].
     pub instances: Vec<String>,
-    /// `status.phase`.
-    pub phase: Option<String>,
 }
 
 impl Watched for AdapterObject {
@@ -80,8 +76,6 @@ pub struct RouteObject {
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.labels` with a value.
-    pub labels: BTreeMap<String, String>,
     /// `status.parents`: what each gateway made of the route; at most [`MAX_LISTED`].
     pub parents: Vec<RouteParent>,
 }
@@ -90,8 +84,6 @@ pub struct RouteObject {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RouteParent {
-    /// `controllerName`.
-    pub controller_name: String,
     /// `conditions`.
     pub conditions: Vec<RouteCondition>,
 }
@@ -123,7 +115,6 @@ impl Watched for RouteObject {
 struct WireMetadata {
     name: String,
     namespace: Option<String>,
-    labels: Option<BTreeMap<String, Option<String>>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -137,21 +128,14 @@ struct AdapterWire {
 #[serde(default)]
 struct AdapterStatus {
     instances: Option<Vec<String>>,
-    phase: Option<String>,
 }
 
 impl From<AdapterWire> for AdapterObject {
     fn from(wire: AdapterWire) -> AdapterObject {
-        let status = wire.status.unwrap_or_default();
-        let mut instances = status.instances.unwrap_or_default();
+        let mut instances = wire.status.unwrap_or_default().instances.unwrap_or_default();
         instances.truncate(MAX_LISTED);
         instances.retain(|name| name.len() <= MAX_TEXT_BYTES);
-        AdapterObject {
-            namespace: wire.metadata.namespace.unwrap_or_default(),
-            name: wire.metadata.name,
-            instances,
-            phase: status.phase.map(bounded),
-        }
+        AdapterObject { namespace: wire.metadata.namespace.unwrap_or_default(), name: wire.metadata.name, instances }
     }
 }
 
@@ -173,20 +157,13 @@ impl From<RouteWire> for RouteObject {
         let mut parents = wire.status.unwrap_or_default().parents.unwrap_or_default();
         parents.truncate(MAX_LISTED);
         for parent in &mut parents {
-            parent.controller_name = bounded(std::mem::take(&mut parent.controller_name));
             parent.conditions.truncate(MAX_CONDITIONS);
             for condition in &mut parent.conditions {
                 condition.kind = bounded(std::mem::take(&mut condition.kind));
                 condition.status = bounded(std::mem::take(&mut condition.status));
             }
         }
-        let labels = wire.metadata.labels.unwrap_or_default();
-        RouteObject {
-            namespace: wire.metadata.namespace.unwrap_or_default(),
-            name: wire.metadata.name,
-            labels: labels.into_iter().take(MAX_LISTED).filter_map(|(name, value)| Some((name, value?))).collect(),
-            parents,
-        }
+        RouteObject { namespace: wire.metadata.namespace.unwrap_or_default(), name: wire.metadata.name, parents }
     }
 }
 

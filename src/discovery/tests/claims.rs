@@ -210,12 +210,11 @@ fn the_builder_tells_problems_of_the_source_and_of_the_snapshot() {
 #[test]
 fn a_route_is_ready_by_what_its_gateways_say() {
     let condition = |kind: &str, status: &str| RouteCondition { kind: kind.to_owned(), status: status.to_owned() };
-    let parent = |conditions: Vec<RouteCondition>| Parent { controller_name: String::new(), conditions };
+    let parent = |conditions: Vec<RouteCondition>| Parent { conditions };
     let route = |namespace: &str, name: &str, parents: Vec<Parent>| RouteObject {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         parents,
-        ..RouteObject::default()
     };
     let good = || parent(vec![condition("ResolvedRefs", "True"), condition("Accepted", "True")]);
     let routes = [

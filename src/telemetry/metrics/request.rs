@@ -1,6 +1,7 @@
 //! A request enters and ends.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::prefill::status_code;
 use super::{Metrics, UNKNOWN_MODEL};
@@ -58,8 +59,7 @@ impl Metrics {
         self.count_request(record, model);
         if record.outcome == Outcome::Success {
             self.count_usage(record, model);
-            self.count_durations(&durations, model);
-            self.observe(&durations, model, trace);
+            self.count_durations(&durations, model, trace);
         }
         if !record.handoff.is_empty() {
             self.count(Metric::Handoff, &[record.handoff], 1);
@@ -106,45 +106,34 @@ impl Metrics {
         self.count(Metric::OutputTokens, &[model], usage.completion_tokens);
     }
 
-    fn count_durations(&self, durations: &Durations, model: &str) {
+    fn count_durations(&self, durations: &Durations, model: &str, trace: Option<SampledTrace>) {
         let parts = [
-            (Metric::RoutingTime, durations.routing),
-            (Metric::PrefillTime, durations.prefill),
-            (Metric::KvTransferTime, durations.kv_transfer),
-            (Metric::Ttft, durations.ttft),
-            (Metric::Tpot, durations.tpot),
-            (Metric::DecodeTime, durations.decode),
+            (Metric::RoutingTime, Part::Routing, durations.routing),
+            (Metric::PrefillTime, Part::Prefill, durations.prefill),
+            (Metric::KvTransferTime, Part::KvTransfer, durations.kv_transfer),
+            (Metric::Ttft, Part::FirstToken, durations.ttft),
+            (Metric::Tpot, Part::OutputToken, durations.tpot),
+            (Metric::DecodeTime, Part::Decode, durations.decode),
         ];
-        for (metric, duration) in parts {
+        for (metric, part, duration) in parts {
             if let Some(duration) = duration {
                 self.count(metric, &[model, Buckets::of_duration(duration)], 1);
+                self.observe(part, model, duration, trace);
             }
         }
         if let Some(total) = durations.total {
             self.count(Metric::TotalTime, &[model, Buckets::of_total(total)], 1);
+            self.observe(Part::Whole, model, total, trace);
         }
         if durations.ttft.is_some_and(|ttft| ttft > self.ttft_threshold) {
             self.count(Metric::SlowFirstToken, &[model], 1);
         }
     }
-}
 
-impl Metrics {
-    fn observe(&self, durations: &Durations, model: &str, trace: Option<SampledTrace>) {
-        let parts = [
-            (Part::Routing, durations.routing),
-            (Part::Prefill, durations.prefill),
-            (Part::KvTransfer, durations.kv_transfer),
-            (Part::FirstToken, durations.ttft),
-            (Part::OutputToken, durations.tpot),
-            (Part::Decode, durations.decode),
-            (Part::Whole, durations.total),
-        ];
-        for (part, duration) in parts {
-            // The histograms stand in the order of the enum, and all of them do.
-            if let (Some(histogram), Some(duration)) = (self.parts.get(part as usize), duration) {
-                histogram.observe(model, duration, trace);
-            }
+    fn observe(&self, part: Part, model: &str, duration: Duration, trace: Option<SampledTrace>) {
+        // The histograms stand in the order of the enum, and all of them do.
+        if let Some(histogram) = self.parts.get(part as usize) {
+            histogram.observe(model, duration, trace);
         }
     }
 }
