@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use opentelemetry::trace::SpanContext;
 
 use super::Driver;
@@ -14,6 +14,9 @@ use crate::exchange::AbortPlan;
 use crate::telemetry::{AbortResult, Branch, LegSpan};
 
 const PATH: &str = "/abort_request";
+
+/// Longest answer to an abort that is read. SGLang answers with an empty body.
+const MAX_ABORT_ANSWER_BYTES: usize = 4096;
 
 impl Driver {
     /// Makes the calls in a task of their own: the request that they are about has ended, or is about to. Each call has a span under `branch`, linked to the leg that it is about.
@@ -60,6 +63,42 @@ async fn call(client: &EngineClient, target: &str, span: &mut LegSpan, body: Byt
     if status != StatusCode::OK {
         return Err("http_status");
     }
-    // Read to its end, so that the connection can be used again.
-    response.into_body().collect().await.map(|_| ()).map_err(|_| "bad_response")
+    // Read to its end, so that the connection can be used again; what is longer than any answer costs the connection.
+    let body = Limited::new(response.into_body(), MAX_ABORT_ANSWER_BYTES);
+    #[expect(clippy::disallowed_methods, reason = "limited above")]
+    body.collect().await.map(|_| ()).map_err(|_| "bad_response")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// What a pod that answers without an end got rid of.
+    #[tokio::test]
+    async fn an_answer_without_an_end_is_left_unread() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target: Arc<str> = listener.local_addr().unwrap().to_string().into();
+        let serve = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = [0; 4096];
+            let _ = stream.read(&mut head).await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+            let chunk = [b"4000\r\n".as_slice(), &[b'x'; 0x4000], b"\r\n"].concat();
+            let mut written = 0usize;
+            while stream.write_all(&chunk).await.is_ok() {
+                written += chunk.len();
+            }
+            written
+        };
+        let client = EngineClient::new();
+        let mut span = Branch::default().abort(&target, PATH, 0, None);
+        let both = async { tokio::join!(call(&client, &target, &mut span, Bytes::from_static(b"{}")), serve) };
+        let (result, written) = tokio::time::timeout(std::time::Duration::from_secs(30), both).await.unwrap();
+        assert_eq!(result, Err("bad_response"));
+        // What the kernel takes for the two of them.
+        assert!(written < 64 << 20, "{written}");
+    }
 }

@@ -185,6 +185,7 @@ async fn outcome(
 ) -> LegOutcome {
     let exchange = async {
         let (head, body) = response.await?.into_parts();
+        #[expect(clippy::disallowed_methods, reason = "limited here")]
         let body = Limited::new(body, max_answer_bytes).collect().await.map_err(|error| {
             let (class, detail) = if error.is::<LengthLimitError>() {
                 (LegFailure::BadResponse, format!("answer longer than {max_answer_bytes} bytes"))

@@ -77,6 +77,7 @@ impl PageSource for HttpPages {
             return Err(FetchError::Status(response.status()));
         }
         let body = Limited::new(response.into_body(), self.max_bytes);
+        #[expect(clippy::disallowed_methods, reason = "limited above")]
         let collected = body.collect().await.map_err(|error| FetchError::Body(error.to_string()))?;
         Ok(collected.to_bytes())
     }
