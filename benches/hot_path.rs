@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tandem::clock::Tick;
 use tandem::engines::leg::LegOutcome;
 use tandem::engines::vllm;
-use tandem::exchange::{Adapter, AnswerHead, Effect, Event, Exchange, RequestHead, World};
+use tandem::exchange::{Adapter, AnswerHead, Effect, Event, Exchange, RequestHead, World, WorldSeeds};
 use tandem::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
 use tandem::knobs::{Environment, Knobs, KvConnector};
 use tandem::prefix::block_hashes;
@@ -203,7 +203,12 @@ fn world() -> Arc<World> {
     let specs: Vec<PodSpec> =
         (0..4).flat_map(|i| [spec(&format!("p{i}"), Role::Prefill), spec(&format!("d{i}"), Role::Decode)]).collect();
     fleet.store(build(&Snapshot::default(), &specs, &mut 0));
-    Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(Metrics::new("gateway")), 1))
+    Arc::new(World::new(
+        Arc::new(knobs),
+        Arc::new(fleet),
+        Arc::new(Metrics::new("gateway")),
+        WorldSeeds { hashes: 1, ..WorldSeeds::default() },
+    ))
 }
 
 /// The head that Envoy hands over for an ordinary client.

@@ -18,7 +18,7 @@ use crate::bands::{self, Keepers};
 use crate::clock::Clock;
 use crate::discovery::{DepartedListener, FleetBuilder};
 use crate::drive::{Driver, Stops};
-use crate::exchange::World;
+use crate::exchange::{World, WorldSeeds};
 use crate::ext_proc::Processor;
 use crate::fleet::{Engine, Fleet};
 use crate::front;
@@ -26,6 +26,7 @@ use crate::knobs::{Knobs, PdKnobs, Report};
 use crate::prefix::PrefixIndex;
 use crate::rng::Seeds;
 use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
+use crate::state::identity::{self, ReplicaIdentity};
 use crate::state::limits::{LimitParts, SharedLimits};
 use crate::state::links::{Listeners, Surroundings};
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
@@ -87,6 +88,8 @@ pub struct Gateway {
     readiness: Arc<Readiness>,
     health: tonic_health::server::HealthReporter,
     world: Arc<World>,
+    /// What this replica goes by among the others of its Redis.
+    identity: Option<Arc<ReplicaIdentity>>,
     /// Requests and the connections that carry them.
     exchanges: TaskTracker,
     /// Discovery, scraping, admin: whatever serves until the end.
@@ -123,8 +126,13 @@ impl Gateway {
         };
 
         let random = || uuid::Uuid::new_v4().as_u64_pair().0;
-        let hash_seed = knobs.prefix.hash_seed.unwrap_or_else(|| plane::hash_seed(&knobs.plane, random()));
-        let world = World::new(Arc::clone(&knobs), Arc::clone(&fleet), Arc::clone(&metrics), hash_seed);
+        let seeds = WorldSeeds {
+            hashes: knobs.prefix.hash_seed.unwrap_or_else(random),
+            sessions: random(),
+            attempts: random(),
+            machine: (random() % u64::from(identity::NUMBERS)) as u16,
+        };
+        let world = World::new(Arc::clone(&knobs), Arc::clone(&fleet), Arc::clone(&metrics), seeds);
         let exchanges = TaskTracker::new();
         let mut world = world.at_epoch_ms(clock.epoch_ms());
         let prefix = Arc::clone(&world.prefix);
@@ -158,6 +166,11 @@ impl Gateway {
             world = world.with_limits(limits);
         }
         let world = Arc::new(world.with_plane(plane::start(redis.as_ref(), &knobs.plane, around)?));
+        let identity = redis.as_ref().map(|(connection, _)| {
+            let identity = Arc::new(ReplicaIdentity::new(connection.clone(), uuid::Uuid::new_v4().to_string()));
+            background.spawn(plane::keep_identity(Arc::clone(&identity), Arc::clone(&world), stop_background.clone()));
+            identity
+        });
         let readiness = Arc::new(Readiness::default());
         let sources = Sources {
             builder: Arc::clone(&builder),
@@ -257,6 +270,7 @@ impl Gateway {
             readiness,
             health,
             world,
+            identity,
             exchanges,
             background,
             stop_accepting,
@@ -302,6 +316,9 @@ impl Gateway {
         }
         if let Some(limits) = &self.world.limits {
             limits.leave().await;
+        }
+        if let Some(identity) = &self.identity {
+            identity.leave().await;
         }
         // This closes the connection.
         self.world.plane.leave().await;

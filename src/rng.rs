@@ -94,4 +94,15 @@ mod tests {
         let seeds = Seeds::new(0);
         assert_ne!(seeds.next(), seeds.next());
     }
+
+    #[test]
+    fn sixteen_processes_that_begin_at_random_never_give_a_seed_twice() {
+        let mut random = Rng::new(0x7a4d_e111);
+        let mut all = std::collections::HashSet::with_capacity(1_000_000);
+        for _ in 0..16 {
+            let seeds = Seeds::new(random.next_u64());
+            all.extend((0..62_500).map(|_| seeds.next()));
+        }
+        assert_eq!(all.len(), 1_000_000);
+    }
 }

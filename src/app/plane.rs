@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use xxhash_rust::xxh64::xxh64;
+use tokio_util::sync::CancellationToken;
 
+use crate::exchange::World;
 use crate::knobs::{PlaneKnobs, RedisTarget, Secret};
+use crate::state::identity::{Identity, ReplicaIdentity};
 use crate::state::links::{SharedPlane, Surroundings};
 use crate::state::plane::{LocalPlane, StatePlane};
 use crate::state::redis::{Plane, RedisConfig};
@@ -41,32 +43,62 @@ pub(super) fn start(
     }
 }
 
-/// The seed of the prefix hashes: replicas that tell one another what they find have to agree on it, and whoever may not
-/// talk to Redis must not guess it, where that has a password. `random` is taken where nothing is shared.
-pub(super) fn hash_seed(knobs: &PlaneKnobs, random: u64) -> u64 {
-    match &knobs.redis {
-        Some(target) if knobs.share_findings => {
-            xxh64(target.credential().unwrap_or_default().as_bytes(), 0x7461_6e64_656d_0001)
-        }
-        _ => random,
+/// Keeps this replica's identity, and puts what it says in force.
+pub(super) async fn keep_identity(identity: Arc<ReplicaIdentity>, world: Arc<World>, stop: CancellationToken) {
+    let own = Identity { number: Some(world.snowflake.machine()), seed: world.hash_seed.get() };
+    let listener = Arc::clone(&world);
+    identity.keep(own, move |identity| take_identity(&listener, identity), stop).await;
+}
+
+/// Puts what the replicas have agreed on in force, save what is configured.
+pub(super) fn take_identity(world: &World, identity: Identity) {
+    if world.knobs.trt_machine_id.is_none()
+        && let Some(number) = identity.number
+    {
+        world.agree_on_machine(number);
+    }
+    // Replicas that tell one another nothing of prefixes need not hash alike.
+    if world.knobs.prefix.hash_seed.is_none() && world.knobs.plane.share_findings {
+        world.hash_seed.set(identity.seed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exchange::WorldSeeds;
+    use crate::knobs::{Environment, Knobs};
+    use crate::telemetry::Metrics;
 
-    fn knobs(url: Option<&str>, share_findings: bool) -> PlaneKnobs {
-        PlaneKnobs { redis: url.map(|url| RedisTarget::Url(Secret::new(url))), share_findings, ..PlaneKnobs::default() }
+    struct Nothing;
+
+    impl Environment for Nothing {
+        fn get(&self, _: &str) -> Option<String> {
+            None
+        }
     }
 
     #[test]
-    fn replicas_that_share_agree_on_the_seed() {
-        let seed = |url, share, random| hash_seed(&knobs(url, share), random);
-        assert_eq!(seed(None, true, 7), 7);
-        assert_eq!(seed(Some("redis://:pw@h"), false, 7), 7);
-        assert_eq!(seed(Some("redis://:pw@h"), true, 7), seed(Some("redis://:pw@10.0.0.1:6379"), true, 8));
-        assert_ne!(seed(Some("redis://:pw@h"), true, 7), seed(Some("redis://:other@h"), true, 7));
+    fn what_is_configured_stands_against_what_replicas_agree_on() {
+        type Change = fn(&mut Knobs);
+        let cases: [(&str, Change, u64, u16); 4] = [
+            ("nothing", |_| {}, 9, 5),
+            ("the seed", |knobs| knobs.prefix.hash_seed = Some(3), 3, 5),
+            ("the machine", |knobs| knobs.trt_machine_id = Some(6), 9, 6),
+            ("no findings are shared", |knobs| knobs.plane.share_findings = false, 2, 5),
+        ];
+        for (name, change, seed, machine) in cases {
+            let (mut knobs, _) = Knobs::read(&Nothing).expect("defaults");
+            change(&mut knobs);
+            let knobs = Arc::new(knobs);
+            let seeds = WorldSeeds { hashes: knobs.prefix.hash_seed.unwrap_or(2), machine: 1, ..WorldSeeds::default() };
+            let world = World::new(knobs, Arc::default(), Arc::new(Metrics::new("gateway")), seeds);
+            take_identity(&world, Identity { number: Some(5), seed: 9 });
+            assert_eq!((world.hash_seed.get(), world.snowflake.machine()), (seed, machine), "{name}");
+            // All numbers are taken: the one that it has stands.
+            take_identity(&world, Identity { number: None, seed: 9 });
+            assert_eq!(world.snowflake.machine(), machine, "{name}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::discovery::{PodReader, read_documents};
-use crate::exchange::{Adapter, RoutePlan};
+use crate::exchange::{Adapter, RoutePlan, WorldSeeds};
 use crate::fleet::{Fleet, Snapshot, build};
 use crate::knobs::{Environment, Knobs};
 use crate::telemetry::Metrics;
@@ -111,7 +111,12 @@ async fn leave_between_the_legs(engine: &str, dialect: fn(EngineConfig) -> Engin
     let specs: Vec<_> = documents.pods.iter().filter_map(|pod| reader.read(pod).spec).collect();
     let fleet = Fleet::default();
     fleet.store(build(&Snapshot::default(), &specs, &mut 0));
-    let world = Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(Metrics::new("gateway")), 0));
+    let world = Arc::new(World::new(
+        Arc::new(knobs),
+        Arc::new(fleet),
+        Arc::new(Metrics::new("gateway")),
+        WorldSeeds::default(),
+    ));
     let tasks = TaskTracker::new();
     let driver =
         Driver::new(Arc::clone(&world), Clock::system(), Seeds::new(1), Tracer::off(), tasks.clone(), Stops::default());

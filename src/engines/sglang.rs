@@ -53,11 +53,11 @@ pub fn room(random: u64, prompts: usize) -> u64 {
     1 + random % highest
 }
 
-/// A request's id in the engines: `<request id>-<16 hex digits>`, made of a number that is random for the process and a
-/// count. An abort takes every id that begins with the one it names; as this end has a fixed width, the id of one
-/// attempt is no beginning of another's, nor is it ever empty.
-pub fn rid(request_id: &str, process: u32, counter: u32) -> String {
-    format!("{request_id}-{process:08x}{counter:08x}")
+/// A request's id in the engines: `<request id>-<16 hex digits>`. `attempt` is a number that no other attempt has, on
+/// whatever replica. An abort takes every id that begins with the one it names; as this end has a fixed width, the id of
+/// one attempt is no beginning of another's, nor is it ever empty.
+pub fn rid(request_id: &str, attempt: u64) -> String {
+    format!("{request_id}-{attempt:016x}")
 }
 
 /// The body of `POST /abort_request`.

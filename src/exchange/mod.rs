@@ -32,4 +32,4 @@ pub use event::{AbortPlan, Adapter, AnswerHead, Effect, Event, LookupCall, OwnAn
 pub use headers::{leg_headers, strip_hop_by_hop};
 pub use machine::Exchange;
 pub use prepare::{PrepareJob, Prepared};
-pub use world::World;
+pub use world::{World, WorldSeeds};

@@ -71,7 +71,7 @@ fn world_with(specs: &[PodSpec], change: impl FnOnce(&mut Knobs)) -> Arc<World> 
     change(&mut knobs);
     let fleet = Fleet::default();
     fleet.store(build(&Snapshot::default(), specs, &mut 0));
-    Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(Metrics::new("gateway")), 0))
+    Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(Metrics::new("gateway")), WorldSeeds::default()))
 }
 
 fn world() -> Arc<World> {

@@ -1,7 +1,7 @@
 //! What every exchange of a replica shares.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::admission::Budget;
 use crate::clock::Tick;
@@ -9,11 +9,26 @@ use crate::engines::trtllm::Snowflake;
 use crate::fleet::Fleet;
 use crate::knobs::Knobs;
 use crate::load::{Ledger, Sessions, SweepReason};
-use crate::prefix::PrefixIndex;
+use crate::prefix::{HashSeed, PrefixIndex};
+use crate::rng::Seeds;
 use crate::routing::Journal;
 use crate::state::limits::SharedLimits;
 use crate::state::plane::{LocalPlane, StatePlane};
 use crate::telemetry::Metrics;
+
+/// Where the numbers of a [`World`] begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WorldSeeds {
+    /// Seeds the prefix hashes, until replicas that share what they find agree on another one.
+    pub hashes: u64,
+    /// Seeds the session table.
+    pub sessions: u64,
+    /// Where the numbers of attempts begin. Engines, and whoever reads their logs, see these numbers: take random bits
+    /// that nothing else is made of.
+    pub attempts: u64,
+    /// Tells the ids of TensorRT-LLM requests from those of other replicas, unless a setting or the replicas say otherwise.
+    pub machine: u16,
+}
 
 /// What every exchange of a replica shares. All of it can be used without waiting.
 #[derive(Debug)]
@@ -31,9 +46,9 @@ pub struct World {
     /// Open streams.
     pub streams: Arc<Budget>,
     /// Seed of the prefix hashes.
-    pub hash_seed: u64,
-    /// Numbers attempts, so that ids made from shared traces differ.
-    pub attempts: AtomicU64,
+    pub hash_seed: HashSeed,
+    /// Numbers attempts, so that ids made from shared traces differ, on this replica and between replicas.
+    pub attempts: Seeds,
     /// Token charges of requests in flight, and of blocks that a lease still holds.
     pub ledger: Arc<Ledger>,
     /// Last prompt sizes of sessions.
@@ -42,6 +57,8 @@ pub struct World {
     pub journal: Arc<Journal>,
     /// Ids of TensorRT-LLM requests.
     pub snowflake: Snowflake,
+    /// The machine number in these ids is this replica's alone, or a warning was given.
+    machine_is_agreed: AtomicBool,
     /// Wall-clock time of tick zero, milliseconds since the Unix epoch.
     pub epoch_ms: u64,
     /// Request-rate limits that replicas share; without them this one counts its models' requests alone, and users are
@@ -52,20 +69,22 @@ pub struct World {
 }
 
 impl World {
-    /// A world in which no request has begun. `hash_seed` seeds the prefix hashes and the session table.
-    pub fn new(knobs: Arc<Knobs>, fleet: Arc<Fleet>, metrics: Arc<Metrics>, hash_seed: u64) -> World {
+    /// A world in which no request has begun.
+    pub fn new(knobs: Arc<Knobs>, fleet: Arc<Fleet>, metrics: Arc<Metrics>, seeds: WorldSeeds) -> World {
+        let WorldSeeds { hashes, sessions, attempts, machine } = seeds;
         World {
             fleet,
             prefix: Arc::new(PrefixIndex::new(&knobs.prefix)),
             metrics,
             buffered: Budget::new(knobs.limits.max_buffered_bytes),
             streams: Budget::new(knobs.limits.max_streams),
-            hash_seed,
-            attempts: AtomicU64::new(0),
+            hash_seed: HashSeed::new(hashes),
+            attempts: Seeds::new(attempts),
             ledger: Arc::default(),
-            sessions: Arc::new(Sessions::new(knobs.max_sessions, hash_seed)),
+            sessions: Arc::new(Sessions::new(knobs.max_sessions, sessions)),
             journal: Arc::default(),
-            snowflake: Snowflake::new(knobs.trt_machine_id),
+            machine_is_agreed: AtomicBool::new(knobs.trt_machine_id.is_some()),
+            snowflake: Snowflake::new(knobs.trt_machine_id.unwrap_or(machine)),
             epoch_ms: 0,
             limits: None,
             plane: Arc::new(LocalPlane),
@@ -95,8 +114,20 @@ impl World {
         self
     }
 
-    /// The next id of a TensorRT-LLM request.
+    /// No other replica has this number in the ids of its TensorRT-LLM requests.
+    pub fn agree_on_machine(&self, number: u16) {
+        self.snowflake.set_machine(number);
+        self.machine_is_agreed.store(true, Ordering::Relaxed);
+    }
+
+    /// The next id of a TensorRT-LLM request. Warns once when it may be that of another replica.
     pub(super) fn disagg_id(&self, now: Tick) -> u64 {
+        if !self.machine_is_agreed.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "no other replica was asked about the ids of TensorRT-LLM requests: share Redis between the replicas, or \
+                 set AIBRIX_TRT_MACHINE_ID to another number on each"
+            );
+        }
         self.snowflake.next(self.epoch_ms.saturating_add(now.0 / 1_000_000))
     }
 }

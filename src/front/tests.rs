@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use super::serve;
 use crate::clock::Clock;
 use crate::drive::{Driver, Stops};
-use crate::exchange::World;
+use crate::exchange::{World, WorldSeeds};
 use crate::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
 use crate::knobs::{Environment, Knobs, Secret};
 use crate::rng::Seeds;
@@ -74,7 +74,12 @@ async fn front(change: impl FnOnce(&mut Knobs)) -> Front {
     let pod_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let fleet = Fleet::default();
     fleet.store(build(&Snapshot::default(), &[pod(pod_listener.local_addr().unwrap())], &mut 0));
-    let world = Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(Metrics::new("gateway")), 0));
+    let world = Arc::new(World::new(
+        Arc::new(knobs),
+        Arc::new(fleet),
+        Arc::new(Metrics::new("gateway")),
+        WorldSeeds::default(),
+    ));
     let (tasks, cut) = (TaskTracker::new(), CancellationToken::new());
     let tracer = Tracer::off();
     let driver = Driver::new(

@@ -419,8 +419,9 @@ pub struct Knobs {
     pub max_sessions: usize,
     /// `TANDEM_EXPLAIN` (false): the request header `x-tandem-explain: 1` is answered.
     pub explain: bool,
-    /// `AIBRIX_TRT_MACHINE_ID` (0): tells the ids of this replica's TensorRT-LLM requests from those of others.
-    pub trt_machine_id: u16,
+    /// `AIBRIX_TRT_MACHINE_ID`: tells the ids of this replica's TensorRT-LLM requests from those of others. Unset: replicas
+    /// agree through Redis; without it, random.
+    pub trt_machine_id: Option<u16>,
     /// `TANDEM_ADDRESSING` (`target-pod`).
     pub addressing: Addressing,
     /// Pods and pairs that fail.

@@ -51,16 +51,6 @@ pub enum RedisTarget {
     },
 }
 
-impl RedisTarget {
-    /// What only those who may talk to the server know, if anything.
-    pub fn credential(&self) -> Option<&str> {
-        match self {
-            RedisTarget::Url(url) => url.expose().split_once("://")?.1.rsplit_once('@').map(|(user, _)| user),
-            RedisTarget::Parts { password, .. } => password.as_ref().map(Secret::expose),
-        }
-    }
-}
-
 /// The state plane.
 #[derive(Clone, Debug)]
 pub struct PlaneKnobs {
@@ -143,30 +133,5 @@ pub(super) fn read(reader: &mut Reader<'_>) -> PlaneKnobs {
             &[("local", RateFallback::Local), ("open", RateFallback::Open), ("closed", RateFallback::Closed)],
         ),
         rate_wait: time(reader, "TANDEM_RATE_LIMIT_WAIT_MS", default.rate_wait),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_credential_of_a_target_is_its_credential() {
-        let url = |text: &str| RedisTarget::Url(Secret::new(text));
-        let parts = |password: Option<&str>| RedisTarget::Parts {
-            host: "h".to_owned(),
-            port: 1,
-            password: password.map(Secret::new),
-        };
-        for (target, credential) in [
-            (url("redis://h:1"), None),
-            (url("redis://user:p@ss@h:1"), Some("user:p@ss")),
-            (url("rediss://:pw@h"), Some(":pw")),
-            (url("nonsense"), None),
-            (parts(None), None),
-            (parts(Some("pw")), Some("pw")),
-        ] {
-            assert_eq!(target.credential(), credential, "{target:?}");
-        }
     }
 }

@@ -408,7 +408,7 @@ fn read_connector(reader: &mut Reader<'_>, default: KvConnector, refusals: &mut 
 }
 
 /// Two replicas that share pods must not share this number, so a number that cannot be meant stops the start.
-fn read_machine_id(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> u16 {
+fn read_machine_id(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> Option<u16> {
     const NAME: &str = "AIBRIX_TRT_MACHINE_ID";
     const EXPECTED: &str = "a whole number from 0 to 1023";
     if let Some(text) = reader.raw(NAME)
@@ -416,7 +416,7 @@ fn read_machine_id(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> u16 {
     {
         refusals.push(format!("{NAME} is {:?}, but must be {EXPECTED}", shorten(&text)));
     }
-    reader.value(NAME, 0, |text| text.parse().map_err(|_| EXPECTED), u16::to_string)
+    reader.optional(NAME, |text| text.parse().map_err(|_| EXPECTED), u16::to_string)
 }
 
 fn read_ejection(reader: &mut Reader<'_>) -> Ejection {

@@ -270,11 +270,11 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             one(
                 "AIBRIX_TRT_MACHINE_ID",
-                "0",
+                "unset",
                 "0 to 1023",
                 "",
-                "Part of the ids of TensorRT-LLM requests: replicas that share pods need one each. Any other value stops \
-                 the start.",
+                "Part of the ids of TensorRT-LLM requests. Unset: replicas give themselves one each through Redis; without \
+                 Redis it is random, so replicas that share pods should have one each. Any other value stops the start.",
             ),
             one(
                 "TANDEM_ADDRESSING",
@@ -449,7 +449,7 @@ pub(super) const GROUPS: &[Group] = &[
                 "unset",
                 "number",
                 "",
-                "Seed of the block hashes; unset means random per process, or, with Redis, made from the password so that replicas agree.",
+                "Seed of the block hashes; unset means random, and with Redis the same for all replicas.",
             ),
             one("TANDEM_PREFIX_CACHE_BYTES", "268435456", "bytes", "", "Memory of the index."),
             one(

@@ -239,7 +239,7 @@ fn a_machine_id_out_of_range_refuses_the_start() {
         let refusal = Knobs::read(&map(&[("AIBRIX_TRT_MACHINE_ID", bad)])).unwrap_err();
         assert!(refusal.to_string().contains("0 to 1023"), "{refusal}");
     }
-    assert_eq!(read(&[("AIBRIX_TRT_MACHINE_ID", "1023")]).0.trt_machine_id, 1023);
+    assert_eq!(read(&[("AIBRIX_TRT_MACHINE_ID", "1023")]).0.trt_machine_id, Some(1023));
 }
 
 #[test]

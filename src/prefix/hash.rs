@@ -1,5 +1,7 @@
 //! Chained block hashes.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use xxhash_rust::xxh64::{Xxh64, xxh64};
 
 /// Hashes of the full blocks of one prompt, in order, each chained to the one before.
@@ -7,6 +9,30 @@ pub type BlockHashes = Vec<u64>;
 
 /// Blocks up to this size are hashed from one buffer on the stack, which is faster than the streaming hasher.
 const BUFFERED_BLOCK: usize = 512;
+
+/// The seed of the prefix hashes: this replica's own until the replicas have agreed on one.
+///
+/// Whoever knows it can tell from hashes which prompts were sent, so it is random, made of nothing else, and stays within
+/// the fleet.
+#[derive(Debug)]
+pub struct HashSeed(AtomicU64);
+
+impl HashSeed {
+    /// A first seed.
+    pub fn new(seed: u64) -> HashSeed {
+        HashSeed(AtomicU64::new(seed))
+    }
+
+    /// The seed now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Replaces it. What is known by hashes of the old one is found no more, and expires.
+    pub fn set(&self, seed: u64) {
+        self.0.store(seed, Ordering::Relaxed);
+    }
+}
 
 /// `h_0 = seed; h_i = XXH64(LE64(h_{i-1}) ‖ block_i, seed)` over full blocks of `block_size` bytes (reference gateway,
 /// section 7). A rest shorter than a block is not hashed; a block size of 0 hashes nothing.

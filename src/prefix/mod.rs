@@ -14,7 +14,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use hash::{BlockHashes, block_hashes};
+pub use hash::{BlockHashes, HashSeed, block_hashes};
 pub use index::{Drained, PrefixIndex, PrefixStats, PrefixUpdate};
 pub use tokens::{count_tokens_up_to, tokenize};
 pub use writer::MAX_PROMPT_BLOCKS;

@@ -59,6 +59,10 @@ impl ModelKeys {
 /// KEYS of `census.lua`.
 pub const CENSUS: &str = "tandem:census1";
 
+/// KEYS of `identity.lua`: until when replicas keep their numbers, the numbers, the seed.
+pub const IDENTITY: [&str; 3] =
+    ["tandem:{replicas}:identity1:until", "tandem:{replicas}:identity1:numbers", "tandem:{replicas}:identity1:seed"];
+
 /// The record of a user, where the reference gateway keeps it (its section 8.4).
 pub fn user_record(name: &str) -> String {
     format!("aibrix-users/{name}")

@@ -39,5 +39,8 @@ pub const RATE: Script = Script { name: "rate", text: include_str!("../../lua/ra
 /// Counts the replicas that are alive.
 pub const CENSUS: Script = Script { name: "census", text: include_str!("../../lua/census.lua") };
 
+/// Numbers the replicas, and gives them one seed.
+pub const IDENTITY: Script = Script { name: "identity", text: include_str!("../../lua/identity.lua") };
+
 /// Every script.
-pub const ALL: [Script; 7] = [LEDGER_SYNC, LEDGER_REAP, CLAIM, SKETCH_SYNC, PREFIX_APPEND, RATE, CENSUS];
+pub const ALL: [Script; 8] = [LEDGER_SYNC, LEDGER_REAP, CLAIM, SKETCH_SYNC, PREFIX_APPEND, RATE, CENSUS, IDENTITY];

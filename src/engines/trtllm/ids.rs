@@ -24,7 +24,7 @@ const FLOOR: u64 = 1 << 42;
 /// already makes the time begin again at 0.)
 #[derive(Debug)]
 pub struct Snowflake {
-    machine: u64,
+    machine: AtomicU64,
     /// Time and count of the next id, as one number.
     next: AtomicU64,
 }
@@ -33,7 +33,17 @@ impl Snowflake {
     /// A generator. Each gateway process that shares workers with another needs its own machine number; only its lowest
     /// 10 bits count.
     pub fn new(machine: u16) -> Snowflake {
-        Snowflake { machine: u64::from(machine) & 0x3ff, next: AtomicU64::new(0) }
+        Snowflake { machine: AtomicU64::new(u64::from(machine) & 0x3ff), next: AtomicU64::new(0) }
+    }
+
+    /// From now on the ids carry this machine number.
+    pub fn set_machine(&self, machine: u16) {
+        self.machine.store(u64::from(machine) & 0x3ff, Ordering::Relaxed);
+    }
+
+    /// The machine number now.
+    pub fn machine(&self) -> u16 {
+        self.machine.load(Ordering::Relaxed) as u16
     }
 
     /// The next id, in 2^42..2^63. `now` is in milliseconds since the Unix epoch.
@@ -51,7 +61,7 @@ impl Snowflake {
     fn id(&self, sequence: u64) -> u64 {
         let time = (sequence >> COUNT_BITS) & ((1 << TIME_BITS) - 1);
         let count = sequence & ((1 << COUNT_BITS) - 1);
-        let id = time << TIME_SHIFT | self.machine << COUNT_BITS | count;
+        let id = time << TIME_SHIFT | self.machine.load(Ordering::Relaxed) << COUNT_BITS | count;
         id % (i64::MAX as u64 - FLOOR) + FLOOR
     }
 }

@@ -1,7 +1,6 @@
 //! From a plan to the pod that answers: selection, prefill leg, hand-over.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -400,15 +399,14 @@ impl Exchange {
 
     /// Fresh ids for a pair. Both legs carry the same request id: the request's own, when nobody else can have it.
     fn attempt(&self, protocol: Protocol) -> Attempt {
-        let number = self.world.attempts.fetch_add(1, Ordering::Relaxed);
-        let process = self.world.hash_seed as u32;
+        let number = self.world.attempts.next();
         let id = match &self.head {
             Some(head) if head.id_is_unique && !self.retried => head.request_id.clone(),
-            Some(head) => format!("{}-{process:08x}{:08x}", head.request_id, number as u32),
+            Some(head) => format!("{}-{number:016x}", head.request_id),
             None => String::new(),
         };
         let request_id = &self.record.request_id;
-        let rid = protocol.aborts_by_rid().then(|| sglang::rid(request_id, process, number as u32).into());
+        let rid = protocol.aborts_by_rid().then(|| sglang::rid(request_id, number).into());
         Attempt { id, rid, number }
     }
 

@@ -1,4 +1,4 @@
-//! Request-rate limits, users, and the number of replicas.
+//! Request-rate limits, users, and the number and the identities of replicas.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use fred::types::{ClusterHash, CustomCommand, Value};
 
 use super::{Plane, RedisError, bytes, failure, options};
 use crate::state::codec::CodecError;
+use crate::state::identity::{Identity, IdentityCall, NUMBERS};
 use crate::state::keys::{self, ModelKeys};
 use crate::state::scripts;
 
@@ -130,6 +131,27 @@ impl Plane {
         let arguments = [replica.as_bytes().to_vec(), millis(lease).to_string().into_bytes()];
         let reply = self.call(scripts::CENSUS, &[keys::CENSUS], &arguments, deadline).await?;
         reply.as_u64().ok_or_else(unreadable)
+    }
+
+    /// Asks for a number and the common seed, or gives the number back.
+    pub async fn identity(&self, call: &IdentityCall, deadline: Duration) -> Result<Identity, RedisError> {
+        let arguments = [
+            call.replica.clone(),
+            millis(call.lease).to_string(),
+            NUMBERS.to_string(),
+            call.number.to_string(),
+            call.seed.to_string(),
+        ]
+        .map(String::into_bytes);
+        let reply = self.call(scripts::IDENTITY, &keys::IDENTITY, &arguments, deadline).await?;
+        let Value::Array(fields) = reply else { return Err(unreadable()) };
+        let [number, seed] = fields.as_slice() else { return Err(unreadable()) };
+        let number = number.as_i64().ok_or_else(unreadable)?;
+        let seed = seed.as_str().and_then(|text| text.parse().ok());
+        Ok(Identity {
+            number: u16::try_from(number).ok().filter(|number| *number < NUMBERS),
+            seed: seed.or((call.lease.is_zero()).then_some(0)).ok_or_else(unreadable)?,
+        })
     }
 }
 

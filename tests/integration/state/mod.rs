@@ -11,6 +11,7 @@ mod cost;
 mod exactness;
 mod faults;
 mod findings;
+mod identity;
 mod late;
 mod limits;
 mod model;

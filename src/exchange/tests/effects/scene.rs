@@ -78,7 +78,12 @@ impl Scene {
         fleet.store(build(&Snapshot::default(), &specs, &mut 0));
         let metrics = Metrics::new(&knobs.gateway_pod).with_ttft_threshold(knobs.ttft_threshold);
         let seed = knobs.prefix.hash_seed.unwrap_or(0);
-        let world = Arc::new(World::new(Arc::new(knobs), Arc::new(fleet), Arc::new(metrics), seed));
+        let world = Arc::new(World::new(
+            Arc::new(knobs),
+            Arc::new(fleet),
+            Arc::new(metrics),
+            WorldSeeds { hashes: seed, ..WorldSeeds::default() },
+        ));
         Scene { world, profile: given.profile, held: Vec::new(), now: 1000 }
     }
 
@@ -127,7 +132,7 @@ impl Scene {
     pub(super) fn cached(self, name: &str, bytes: usize) -> Scene {
         let knobs = &self.world.knobs.prefix;
         let key = tokenize(knobs.tokenizer, &prompt(bytes).into_bytes()).into_owned();
-        let hashes = block_hashes(&key, knobs.block_size, self.world.hash_seed);
+        let hashes = block_hashes(&key, knobs.block_size, self.world.hash_seed.get());
         let pod = Arc::clone(&self.pod(name).state);
         self.world.prefix.offer(PrefixUpdate { model: Arc::from("m"), hashes: Arc::from(&hashes[..]), pod });
         self.world.prefix.drain(self.tick());
