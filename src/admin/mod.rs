@@ -142,7 +142,8 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
         models: models
             .map(|model| ModelGauge {
                 name: Arc::clone(&model.name),
-                replicas: model.routable.len(),
+                // A pod counts once, however many data-parallel ranks it has.
+                replicas: model.routable.iter().filter(|pod| pod.spec.rank == 0).count(),
                 rolesets_incomplete: model.partial.len(),
                 config_disagreements: model.config_disagreements,
                 // Of an alias they are counted with the model whose pods they are.

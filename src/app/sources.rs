@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::discovery::kubernetes::{Around, Cluster, Pace};
-use crate::discovery::{self, FleetBuilder, POLL_INTERVAL, PodFiles, PodReader};
+use crate::discovery::{self, FleetBuilder, POLL_INTERVAL, PodFiles, PodReader, Reading};
 use crate::knobs::Knobs;
 use crate::telemetry::Metrics;
 
@@ -71,7 +71,7 @@ impl Sources {
                         )
                         .collect(),
                 );
-                let specs = readings.into_iter().flat_map(|read| read.spec.into_iter().chain(read.claims)).collect();
+                let specs = readings.into_iter().flat_map(Reading::specs).collect();
                 builder.apply_all(specs, documents.adapters);
             }
         }

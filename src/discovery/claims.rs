@@ -86,16 +86,14 @@ fn read_one(name: &str, text: &str) -> Result<Claim, &'static str> {
     Ok(Claim { name: name.to_owned(), model: Arc::from(model), port, state })
 }
 
-/// The entries for the claims of a pod. `pod` is its own engine, which exists only if `serves`; claims on its port
-/// become further names of it.
-pub(super) fn expand(pod: &mut PodSpec, serves: bool, claims: Vec<Claim>) -> Vec<PodSpec> {
+/// The entries for the claims of a pod. `own` are its own engines; claims on the port of one become further names of it.
+pub(super) fn expand(pod: &PodSpec, own: &mut [PodSpec], claims: Vec<Claim>) -> Vec<PodSpec> {
     let mut specs: Vec<PodSpec> = Vec::new();
     for claim in claims {
         let active = claim.port > 0 && matches!(claim.state, None | Some(ClaimState::Active));
-        let engine = if serves && pod.port == claim.port {
-            Some(&mut *pod)
-        } else {
-            specs.iter_mut().find(|spec| spec.port == claim.port && spec.claim == Some(ClaimState::Active))
+        let engine = match own.iter_mut().find(|engine| engine.port == claim.port) {
+            Some(engine) => Some(engine),
+            None => specs.iter_mut().find(|spec| spec.port == claim.port && spec.claim == Some(ClaimState::Active)),
         };
         match engine {
             Some(engine) if active => {

@@ -226,10 +226,10 @@ impl PodFiles {
             let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
             found.problems.extend(state.problems.iter().cloned());
             for manifest in &state.pods {
-                let reading = self.reader.read(manifest);
-                found.problems.extend(reading.problems.into_iter().map(|text| format!("{name}: {text}")));
-                found.problems.extend(reading.config_problems);
-                for spec in reading.spec.into_iter().chain(reading.claims) {
+                let mut reading = self.reader.read(manifest);
+                found.problems.extend(reading.problems.drain(..).map(|text| format!("{name}: {text}")));
+                found.problems.append(&mut reading.config_problems);
+                for spec in reading.specs() {
                     if let Some(owner) = owners.get(&spec.key) {
                         found
                             .problems

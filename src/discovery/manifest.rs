@@ -7,6 +7,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::claims::{self, MODEL_CLAIM_PREFIX};
+use super::containers::{self, ContainerStatus, PodTemplate};
+use super::ranks;
 use crate::fleet::{Engine, ModelConfig, PodKey, PodSpec, Role};
 use crate::knobs::{KvConnector, PdKnobs};
 
@@ -22,6 +24,9 @@ const ROLE: &str = "role-name";
 const POD_GROUP_INDEX: &str = "stormservice.orchestration.aibrix.ai/pod-group-index";
 const REPLICA_INDEX: &str = "stormservice.orchestration.aibrix.ai/role-replica-index";
 const RAY_NODE_TYPE: &str = "ray.io/node-type";
+const DRAINING: &str = "aibrix.ai/draining";
+const SCHEME: &str = "model.aibrix.ai/scheme";
+const MAIN_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// Labels kept of one pod beyond those that the gateway itself reads.
 const MAX_LABELS: usize = 256;
@@ -35,6 +40,7 @@ const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 pub struct Manifest {
     pub(super) kind: Option<String>,
     pub(super) metadata: Option<Metadata>,
+    spec: Option<PodTemplate>,
     pub(super) status: Option<Status>,
     pub(super) items: Option<Vec<Manifest>>,
 }
@@ -69,12 +75,6 @@ struct Condition {
     status: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct ContainerStatus {
-    restart_count: u32,
-}
-
 impl Manifest {
     /// Namespace and name, as far as they are said.
     pub(super) fn key(&self) -> (Option<&str>, Option<&str>) {
@@ -93,12 +93,15 @@ impl Manifest {
     }
 
     /// The same pod without what [`PodReader::read`] does not look at, so that what is kept of it is bounded: other
-    /// annotations, conditions other than Ready, restart counts one by one, and labels beyond a generous number.
+    /// annotations, conditions other than Ready, variables and ports of containers, and labels beyond a generous number.
     pub(super) fn reduced(mut self) -> Manifest {
         self.items = None;
+        let port = self.metadata.as_ref().map_or(DEFAULT_PORT, Metadata::serving_port);
+        let ports = port..=port.saturating_add(containers::MAX_RANKS - 1);
+        self.spec = self.spec.take().and_then(|spec| spec.reduced(ports));
         if let Some(metadata) = &mut self.metadata {
             if let Some(annotations) = &mut metadata.annotations {
-                let read = [MODEL_NAME, ENGINE, BOOTSTRAP_PORT, MODEL_CONFIG];
+                let read = [MODEL_NAME, ENGINE, BOOTSTRAP_PORT, MODEL_CONFIG, DRAINING, SCHEME, MAIN_CONTAINER];
                 annotations.retain(|name, _| read.contains(&name.as_str()) || name.starts_with(MODEL_CLAIM_PREFIX));
             }
             if let Some(labels) = &mut metadata.labels
@@ -114,8 +117,7 @@ impl Manifest {
             metadata.deletion_timestamp = metadata.deletion_timestamp.take().map(|_| String::new());
         }
         if let Some(status) = &mut self.status {
-            let restart_count = status.restarts();
-            status.container_statuses = (restart_count > 0).then(|| vec![ContainerStatus { restart_count }]);
+            status.container_statuses = status.container_statuses.take().and_then(containers::reduced_statuses);
             if let Some(conditions) = &mut status.conditions {
                 // Without Ready among them they still say that the pod is not ready.
                 conditions.sort_by_key(|condition| condition.r#type.as_deref() != Some("Ready"));
@@ -145,6 +147,7 @@ fn is_read(label: &str) -> bool {
         POD_GROUP_INDEX,
         REPLICA_INDEX,
         RAY_NODE_TYPE,
+        DRAINING,
     ]
     .contains(&label)
 }
@@ -154,12 +157,21 @@ fn is_read(label: &str) -> bool {
 pub struct Reading {
     /// Its own engine. `None`: no model name, or a Ray worker.
     pub spec: Option<PodSpec>,
+    /// Its data-parallel ranks beyond the first, which `spec` stands for.
+    pub ranks: Vec<PodSpec>,
     /// The engines of its model claims.
     pub claims: Vec<PodSpec>,
     /// One sentence for each label or annotation that could not be used.
     pub problems: Vec<String>,
     /// One for each thing that is wrong with the configuration and that no other pod of this pass has told already.
     pub config_problems: Vec<String>,
+}
+
+impl Reading {
+    /// Everything that the pod serves.
+    pub fn specs(self) -> impl Iterator<Item = PodSpec> {
+        self.spec.into_iter().chain(self.ranks).chain(self.claims)
+    }
 }
 
 /// Turns manifests into specs. Remembers each pod's last usable `model.aibrix.ai/config`, which stays in force while
@@ -227,7 +239,12 @@ impl PodReader {
         if role != Role::Other && roleset.is_none() {
             problems.add(format_args!("label {ROLE} without label {ROLESET}: the pod takes no part in prefill/decode"));
         }
+        let (serves_http, pd) = problems.group_index(label(POD_GROUP_INDEX));
+        let draining = [label(DRAINING), annotation(DRAINING)].map(|text| problems.draining(text)).contains(&true);
+        let tls = problems.scheme(annotation(SCHEME));
+        let template = manifest.spec.clone().unwrap_or_default();
         let status = manifest.status.as_ref();
+        let statuses = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
         let host = problems.host(status.and_then(|status| status.pod_ip.as_deref()));
         let mut config_problems = Vec::new();
         let config = self.config(annotation(MODEL_CONFIG), &key, &uid, &mut config_problems);
@@ -235,9 +252,9 @@ impl PodReader {
             .iter()
             .filter_map(|(name, value)| Some((name.clone(), value.clone()?)))
             .collect::<BTreeMap<_, _>>();
-        let mut spec = PodSpec {
+        let spec = PodSpec {
             uid,
-            restarts: status.map_or(0, Status::restarts),
+            restarts: containers::all_restarts(statuses),
             model: Arc::from(model.unwrap_or_default().trim()),
             host,
             port,
@@ -248,8 +265,12 @@ impl PodReader {
             role,
             roleset,
             replica_index: label(REPLICA_INDEX).map(Arc::from),
-            serves_http: matches!(label(POD_GROUP_INDEX), None | Some("0")),
+            serves_http,
+            pd,
             ready: status.is_none_or(Status::ready),
+            draining,
+            tls,
+            rank: 0,
             terminating: metadata.deletion_timestamp.is_some() || status.is_some_and(Status::finished),
             labels: Arc::new(labels),
             config,
@@ -257,8 +278,15 @@ impl PodReader {
             claim: None,
             key,
         };
-        let claims = claims::expand(&mut spec, model.is_some(), claimed);
-        Reading { spec: model.is_some().then_some(spec), claims, problems: problems.list, config_problems }
+        // Nothing but a claim: its engine may run in any container.
+        if model.is_none() {
+            let claims = claims::expand(&spec, &mut [], claimed);
+            return Reading { claims, problems: problems.list, config_problems, ..Reading::default() };
+        }
+        let mut engines = ranks::expand(&spec, &template, statuses, annotation(MAIN_CONTAINER), &mut problems);
+        let claims = claims::expand(&spec, &mut engines, claimed);
+        let ranks = engines.split_off(1.min(engines.len()));
+        Reading { spec: engines.pop(), ranks, claims, problems: problems.list, config_problems }
     }
 
     fn config(
@@ -312,6 +340,14 @@ impl PodReader {
     }
 }
 
+impl Metadata {
+    /// As [`PodReader::read`] finds it.
+    fn serving_port(&self) -> u16 {
+        let label = self.labels.as_ref().and_then(|labels| labels.get(MODEL_PORT)?.as_deref());
+        label.and_then(|text| text.trim().parse().ok()).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT)
+    }
+}
+
 impl Status {
     /// Condition Ready is True. No conditions at all (a hand-written manifest) counts as ready; conditions without
     /// Ready are a pod that the kubelet has only begun with.
@@ -326,20 +362,16 @@ impl Status {
     fn finished(&self) -> bool {
         matches!(self.phase.as_deref(), Some("Failed" | "Succeeded"))
     }
-
-    fn restarts(&self) -> u32 {
-        let containers = self.container_statuses.as_deref().unwrap_or_default();
-        containers.iter().fold(0, |sum: u32, container| sum.saturating_add(container.restart_count))
-    }
 }
 
-struct Problems {
+/// What is odd about one pod.
+pub(super) struct Problems {
     pod: String,
     list: Vec<String>,
 }
 
 impl Problems {
-    fn add(&mut self, text: std::fmt::Arguments<'_>) {
+    pub(super) fn add(&mut self, text: std::fmt::Arguments<'_>) {
         self.list.push(format!("pod {}: {text}", self.pod));
     }
 
@@ -350,6 +382,46 @@ impl Problems {
             _ => {
                 self.add(format_args!("{name} {text:?} is not a port; {default} is used"));
                 default
+            }
+        }
+    }
+
+    /// Whether the pod serves HTTP, and whether it takes part in prefill/decode. As in the reference, numbers above 0 are
+    /// workers, and PD wants exactly "0" or no label at all, so that a pod with anything else serves unsplit requests.
+    fn group_index(&mut self, text: Option<&str>) -> (bool, bool) {
+        let Some(text) = text else { return (true, true) };
+        if text == "0" {
+            return (true, true);
+        }
+        let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        if is_number && !text.starts_with('-') && digits.bytes().any(|digit| digit != b'0') {
+            return (false, false);
+        }
+        let shown: String = text.chars().take(64).collect();
+        self.add(format_args!("{POD_GROUP_INDEX} {shown:?} is no index: the pod takes no part in prefill/decode"));
+        (true, false)
+    }
+
+    fn draining(&mut self, text: Option<&str>) -> bool {
+        match text.map(|text| text.trim().to_ascii_lowercase()).as_deref() {
+            Some("true") => true,
+            None | Some("" | "false") => false,
+            Some(_) => {
+                self.add(format_args!("{DRAINING} is neither \"true\" nor \"false\"; the pod is not draining"));
+                false
+            }
+        }
+    }
+
+    /// Whether the engine wants TLS.
+    fn scheme(&mut self, text: Option<&str>) -> bool {
+        match text.map(|text| text.trim().to_ascii_lowercase()).as_deref() {
+            Some("https") => true,
+            None | Some("" | "http") => false,
+            Some(_) => {
+                self.add(format_args!("{SCHEME} is neither \"http\" nor \"https\"; http is used"));
+                false
             }
         }
     }

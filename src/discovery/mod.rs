@@ -5,10 +5,12 @@
 
 mod builder;
 mod claims;
+mod containers;
 mod documents;
 mod files;
 pub mod kubernetes;
 mod manifest;
+mod ranks;
 mod standalone;
 mod translate;
 

@@ -4,4 +4,5 @@ mod builder;
 mod claims;
 mod files;
 mod manifest;
+mod ranks;
 mod standalone;

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use super::leg::{EngineClient, LegFailure, LegOutcome};
 use super::trtllm::{ServerInfo, ServerInfoError};
-use super::vllm::mooncake::{self, EngineIdError};
+use super::vllm::mooncake::{self, EngineIdError, RankEngine};
 use crate::clock::Tick;
 
 /// Answers kept; beyond, the oldest go.
@@ -43,6 +43,8 @@ pub enum LookupKind {
     MooncakeQuery {
         /// The bootstrap server's port.
         port: u16,
+        /// The data-parallel rank that is asked for.
+        rank: u16,
     },
 }
 
@@ -75,7 +77,7 @@ impl LookupKind {
     pub fn address(self, serving: &str) -> String {
         match self {
             LookupKind::ServerInfo => serving.to_owned(),
-            LookupKind::MooncakeQuery { port } => {
+            LookupKind::MooncakeQuery { port, .. } => {
                 let host = serving.rsplit_once(':').map_or(serving, |(host, _)| host);
                 format!("{host}:{port}")
             }
@@ -85,7 +87,7 @@ impl LookupKind {
     fn read(self, answer: &[u8]) -> Result<LookedUp, LookupError> {
         Ok(match self {
             LookupKind::ServerInfo => LookedUp::ServerInfo(ServerInfo::parse(answer)?),
-            LookupKind::MooncakeQuery { .. } => LookedUp::EngineId(mooncake::engine_id(answer)?),
+            LookupKind::MooncakeQuery { rank, .. } => LookedUp::Engine(mooncake::engine_of(answer, rank)?),
         })
     }
 }
@@ -96,7 +98,7 @@ pub enum LookedUp {
     /// To [`LookupKind::ServerInfo`].
     ServerInfo(ServerInfo),
     /// To [`LookupKind::MooncakeQuery`].
-    EngineId(String),
+    Engine(RankEngine),
 }
 
 /// A pod did not say what a request needs. The texts name no address.

@@ -92,11 +92,11 @@ impl Protocol {
     }
 
     /// What has to be known of the prefill pod before either leg is sent. `mooncake_port` is the port of its bootstrap
-    /// server.
-    pub fn needs_lookup(self, mooncake_port: u16) -> Option<LookupKind> {
+    /// server, `rank` the data-parallel rank of the endpoint.
+    pub fn needs_lookup(self, mooncake_port: u16, rank: u16) -> Option<LookupKind> {
         match self {
             Protocol::TrtGenerationFirst => Some(LookupKind::ServerInfo),
-            Protocol::VllmMooncake => Some(LookupKind::MooncakeQuery { port: mooncake_port }),
+            Protocol::VllmMooncake => Some(LookupKind::MooncakeQuery { port: mooncake_port, rank }),
             _ => None,
         }
     }
@@ -150,8 +150,8 @@ mod tests {
         assert_eq!(which(Protocol::aborts_by_rid), [Sglang]);
         assert_eq!(which(Protocol::survives_bad_response), [VllmMooncake, Sglang]);
         assert_eq!(which(Protocol::decode_failover), [VllmShfs, VllmNixl]);
-        assert_eq!(which(|protocol| protocol.needs_lookup(1).is_some()), [VllmMooncake, TrtGenerationFirst]);
-        assert_eq!(VllmMooncake.needs_lookup(9000), Some(LookupKind::MooncakeQuery { port: 9000 }));
+        assert_eq!(which(|protocol| protocol.needs_lookup(1, 0).is_some()), [VllmMooncake, TrtGenerationFirst]);
+        assert_eq!(VllmMooncake.needs_lookup(9000, 2), Some(LookupKind::MooncakeQuery { port: 9000, rank: 2 }));
         let leases: Vec<_> = Protocol::ALL.map(|protocol| protocol.default_lease().as_secs()).into();
         assert_eq!(leases, [30, 0, 480, 0, 60, 60, 0]);
         assert_eq!(Plain.controlled_keys().len(), 5);

@@ -40,16 +40,20 @@ pub(super) fn aliases(
     adapters: &[AdapterSpec],
 ) -> (Vec<Model>, Vec<String>) {
     let mut wanted: BTreeMap<&Arc<str>, BTreeSet<PodKey>> = BTreeMap::new();
+    let pods = || homes.values().flat_map(|model| &model.pods);
+    let mut ranks: HashMap<PodKey, Vec<&PodKey>> = HashMap::new();
+    for pod in pods().filter(|pod| pod.spec.rank > 0) {
+        ranks.entry(pod.spec.pod()).or_default().push(&pod.spec.key);
+    }
     for adapter in adapters {
         let keys = wanted.entry(&adapter.name).or_default();
-        keys.extend(
-            adapter
-                .instances
-                .iter()
-                .map(|instance| PodKey { namespace: Arc::clone(&adapter.namespace), name: Arc::clone(instance) }),
-        );
+        for instance in &adapter.instances {
+            let key = PodKey { namespace: Arc::clone(&adapter.namespace), name: Arc::clone(instance) };
+            // What is said of a pod holds for all its data-parallel ranks.
+            keys.extend(ranks.get(&key).into_iter().flatten().map(|rank| PodKey::clone(rank)));
+            keys.insert(key);
+        }
     }
-    let pods = || homes.values().flat_map(|model| &model.pods);
     for pod in pods() {
         for name in &pod.spec.also {
             wanted.entry(name).or_default().insert(pod.spec.key.clone());

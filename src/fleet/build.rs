@@ -110,7 +110,7 @@ fn made(spec: &PodSpec, state: Arc<PodState>) -> Arc<Pod> {
 pub(super) fn assemble(pods: Vec<Arc<Pod>>) -> Model {
     let routable: Vec<Arc<Pod>> =
         pods.iter().filter(|pod| pod.spec.routable() && pod.spec.serves_http).cloned().collect();
-    let standalone = routable.iter().filter(|pod| pod.spec.role == Role::Other).cloned().collect();
+    let standalone = routable.iter().filter(|pod| pod.spec.role == Role::Other && pod.spec.pd).cloned().collect();
     let (rolesets, partial) = group(&pods, &routable);
     let configured = model_config(&pods);
     let claim = if routable.is_empty() { unmet_claim(&pods) } else { None };
@@ -140,7 +140,7 @@ fn unmet_claim(pods: &[Arc<Pod>]) -> Option<ClaimState> {
 /// namespaces stay two rolesets, and are then told apart by a name of the form `namespace/name`.
 fn group(pods: &[Arc<Pod>], routable: &[Arc<Pod>]) -> (Vec<Roleset>, Vec<PartialRoleset>) {
     let mut sides: BTreeMap<(&Arc<str>, &Arc<str>), Roleset> = BTreeMap::new();
-    for pod in pods.iter().filter(|pod| pod.spec.role != Role::Other) {
+    for pod in pods.iter().filter(|pod| pod.spec.role != Role::Other && pod.spec.pd) {
         if let Some(name) = &pod.spec.roleset {
             sides.entry((name, &pod.spec.key.namespace)).or_insert_with(|| Roleset {
                 name: Arc::clone(name),
@@ -155,7 +155,7 @@ fn group(pods: &[Arc<Pod>], routable: &[Arc<Pod>]) -> (Vec<Roleset>, Vec<Partial
     for (name, _) in sides.keys() {
         *namespaces.entry(Arc::clone(name)).or_default() += 1;
     }
-    for pod in routable {
+    for pod in routable.iter().filter(|pod| pod.spec.pd) {
         let Some(name) = &pod.spec.roleset else { continue };
         let Some(roleset) = sides.get_mut(&(name, &pod.spec.key.namespace)) else { continue };
         match pod.spec.role {
@@ -183,16 +183,18 @@ fn group(pods: &[Arc<Pod>], routable: &[Arc<Pod>]) -> (Vec<Roleset>, Vec<Partial
     (complete, partial)
 }
 
-/// Replica cardinality (reference section 3.4): distinct replica indexes if any pod has one, else the pods.
+/// Replica cardinality (reference section 3.4): distinct replica indexes if any pod has one, else the pods, whatever the
+/// number of their data-parallel ranks.
 fn replicas(pods: &[Arc<Pod>]) -> usize {
     let indexes: BTreeSet<&Arc<str>> = pods.iter().filter_map(|pod| pod.spec.replica_index.as_ref()).collect();
-    if indexes.is_empty() { pods.len() } else { indexes.len() }
+    if indexes.is_empty() { pods.iter().filter(|pod| pod.spec.rank == 0).count() } else { indexes.len() }
 }
 
 /// The model-level configuration, and who disagrees with it.
 fn model_config(pods: &[Arc<Pod>]) -> Model {
     let configs = |leaving: bool| {
-        let those = pods.iter().filter(move |pod| pod.spec.terminating == leaving);
+        // One text for all ranks of a pod.
+        let those = pods.iter().filter(move |pod| pod.spec.terminating == leaving && pod.spec.rank == 0);
         those.filter_map(|pod| Some((&pod.spec.key, pod.spec.config.as_ref()?)))
     };
     let all = || configs(false).chain(configs(true));

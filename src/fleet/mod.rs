@@ -120,15 +120,16 @@ pub enum ClaimState {
     Failed,
 }
 
-/// An engine of a pod as discovery sees it: plain data, compared to notice changes. A pod has one, and one more for each
-/// model that it claims to serve on another port.
+/// An endpoint: an engine of a pod as discovery sees it. Plain data, compared to notice changes. A pod has one, one more for
+/// each further data-parallel rank (`pod/port`), and one more for each model that it claims to serve on another port
+/// (`pod:claim`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodSpec {
     /// Namespace and name.
     pub key: PodKey,
     /// Kubernetes UID; for manifests without one, a text derived from the key.
     pub uid: Arc<str>,
-    /// Sum of the containers' restart counts. With the UID it names an incarnation.
+    /// How often the engine's container was started again. With the UID it names an incarnation.
     pub restarts: u32,
     /// `model.aibrix.ai/name` (label, else annotation).
     pub model: Arc<str>,
@@ -150,10 +151,18 @@ pub struct PodSpec {
     pub roleset: Option<Arc<str>>,
     /// Label `stormservice.orchestration.aibrix.ai/role-replica-index`.
     pub replica_index: Option<Arc<str>>,
-    /// False for pods with a `pod-group-index` other than `"0"`: workers without an HTTP server.
+    /// False for pods with a `pod-group-index` above 0: workers without an HTTP server.
     pub serves_http: bool,
+    /// May take part in prefill/decode: it has no `pod-group-index`, or `"0"`.
+    pub pd: bool,
     /// Condition Ready is True (a manifest without conditions counts as ready).
     pub ready: bool,
+    /// `aibrix.ai/draining` (label or annotation): it gets no new requests, and ends those that it has.
+    pub draining: bool,
+    /// Annotation `model.aibrix.ai/scheme` is `https`: the engine is dialled over TLS.
+    pub tls: bool,
+    /// Data-parallel rank of this endpoint within its pod.
+    pub rank: u16,
     /// `metadata.deletionTimestamp` is set, or the phase is Failed or Succeeded.
     pub terminating: bool,
     /// All labels, for selectors and display.
@@ -167,9 +176,21 @@ pub struct PodSpec {
 }
 
 impl PodSpec {
-    /// May take new requests: it has an address and a port, is ready and not going away.
+    /// May take new requests: it is reachable and not draining.
     pub fn routable(&self) -> bool {
+        self.reachable() && !self.draining
+    }
+
+    /// Answers: it has an address and a port, is ready and not going away. Whoever must have this very pod may ask it.
+    pub fn reachable(&self) -> bool {
         !self.host.is_empty() && self.port != 0 && self.ready && !self.terminating
+    }
+
+    /// The key of the pod whose data-parallel rank this is: its own, but for the rank's port.
+    pub fn pod(&self) -> PodKey {
+        let name = if self.rank == 0 { None } else { self.key.name.rsplit_once('/') };
+        let name = name.map_or_else(|| Arc::clone(&self.key.name), |(pod, _)| Arc::from(pod));
+        PodKey { namespace: Arc::clone(&self.key.namespace), name }
     }
 
     /// `host:port` as a dialler wants it, IPv6 in brackets.

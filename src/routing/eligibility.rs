@@ -171,7 +171,11 @@ impl<'a> Search<'a, '_> {
             // Who waits for a pod that is on its way has asked for nothing wrong.
             let lets_pass = |pod: &Pod| request.filter.is_none_or(|filter| filter.matches(&pod.spec.labels));
             let known = model.pods.iter().filter(|pod| {
-                pod.spec.role == Role::Other && pod.spec.serves_http && runs_both(pod, request) && lets_pass(pod)
+                pod.spec.role == Role::Other
+                    && pod.spec.serves_http
+                    && pod.spec.pd
+                    && runs_both(pod, request)
+                    && lets_pass(pod)
             });
             return Err(match known.count() {
                 0 => RoutingError::NoCombined,

@@ -40,6 +40,7 @@ function state(pod) {
   if (pod.terminating) return "terminating";
   if (!pod.ready) return "not-ready";
   if (!pod.serves_http) return "worker";
+  if (pod.draining) return "draining";
   return "ready";
 }
 
@@ -143,7 +144,7 @@ function drawModel(name, model, dense) {
   }
   const counts = {};
   for (const pod of model.pods) { const kind = state(pod).split(" ")[0]; counts[kind] = (counts[kind] || 0) + 1; }
-  const troubles = ["ejected", "terminating", "not-ready"].filter((kind) => counts[kind])
+  const troubles = ["ejected", "draining", "terminating", "not-ready"].filter((kind) => counts[kind])
     .map((kind) => make("span", `chip ${kind === "ejected" ? "bad" : "warn"}`, `${counts[kind]} ${kind.replace("-", " ")}`));
   const facts = make("div", "facts", roleFact("prefill", "prefill", roles.prefill),
     roleFact("decode", "decode", roles.decode), roleFact("other", "combined", roles.other), ...troubles);
@@ -194,7 +195,7 @@ function legend() {
   const entry = (kind, text) => make("span", "", make("span", `mark ${kind}`), text);
   return make("div", "legend", make("span", "", "Number: requests in flight, at all replicas."),
     entry("full", "height: share of the busiest of its role"), entry("ejected", "ejected after failures"),
-    entry("terminating", "terminating"), entry("not-ready", "not ready, or no HTTP"));
+    entry("draining", "draining"), entry("terminating", "terminating"), entry("not-ready", "not ready, or no HTTP"));
 }
 
 function drawDetail(pods) {

@@ -84,11 +84,10 @@ impl Pods {
         let (Some(pods), Some(adapters)) = (self.watched.all(), self.adapters.available()) else { return };
         let (mut specs, mut problems) = (Vec::with_capacity(pods.len()), Vec::new());
         for pod in &pods {
-            let reading = self.reader.read(&pod.0);
-            problems.extend(reading.problems);
-            problems.extend(reading.config_problems);
-            specs.extend(reading.spec);
-            specs.extend(reading.claims);
+            let mut reading = self.reader.read(&pod.0);
+            problems.append(&mut reading.problems);
+            problems.append(&mut reading.config_problems);
+            specs.extend(reading.specs());
         }
         self.reader.retain(&specs);
         self.builder.set_problems(problems);

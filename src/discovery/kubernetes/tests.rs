@@ -115,11 +115,18 @@ fn a_reduced_pod_reads_like_the_whole_one() {
             },
             "annotations": {
                 "model.aibrix.ai/config": config, "model.aibrix.ai/sglang-bootstrap-port": "83",
-                "kubectl.kubernetes.io/last-applied-configuration": long,
+                "kubectl.kubernetes.io/last-applied-configuration": long, "aibrix.ai/draining": "true",
+                "kubectl.kubernetes.io/default-container": "b", "model.aibrix.ai/scheme": "https",
             },
             "managedFields": [{"manager": "kubelet"}],
         },
-        "spec": {"containers": [{"env": [{"name": "TOKEN", "value": "hunter2"}]}]},
+        "spec": {"containers": [
+            {"name": "a", "ports": [{"containerPort": 81}, {"containerPort": 9}], "env": [
+                {"name": "TOKEN", "value": "hunter2"}, {"name": "data-parallel-size", "value": ""},
+                {"name": "data-parallel-size", "value": "3"}, {"name": "NODE", "valueFrom": {"fieldRef": {}}},
+            ]},
+            {"name": "b", "ports": [{"containerPort": 83}], "command": [long]}, {"name": long},
+        ]},
         "status": {
             "phase": "Running", "podIP": "10.0.0.1", "hostIP": "10.1.1.1",
             "conditions": [
@@ -137,6 +144,17 @@ fn a_reduced_pod_reads_like_the_whole_one() {
         assert_eq!(read(&reduced.0), read(&read_documents(&text).pods[0]), "{text}");
     };
     check(&whole);
+    let odd = "9".repeat(40);
+    for size in ["2", "64", "65", "x", "-1", "70000", "00000000000000000000000000000000000002", &odd] {
+        whole["spec"]["containers"][0]["env"][2]["value"] = size.into();
+        check(&whole);
+    }
+    // Ports that no container declares: the annotation decides, then the order.
+    whole["metadata"]["labels"]["model.aibrix.ai/port"] = "700".into();
+    check(&whole);
+    whole["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = Value::Null;
+    check(&whole);
+    whole["metadata"]["labels"]["model.aibrix.ai/port"] = "81".into();
     let conditions = [json!(null), json!([]), json!([{"type": "Initialized", "status": "True"}])];
     for (condition, phase) in conditions.into_iter().zip(["Failed", "Succeeded", "Pending"]) {
         whole["status"]["conditions"] = condition;

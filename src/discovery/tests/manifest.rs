@@ -65,7 +65,7 @@ status:
     let reading = readings(text).remove(0);
     assert_eq!(reading.problems, Vec::<String>::new());
     let spec = reading.spec.unwrap();
-    assert_eq!((spec.key.to_string().as_str(), &*spec.uid, spec.restarts), ("prod/p", "u-1", 3));
+    assert_eq!((spec.key.to_string().as_str(), &*spec.uid, spec.restarts), ("prod/p", "u-1", 2));
     assert_eq!((&*spec.model, &*spec.host, spec.port, spec.metric_port), ("org/model", "10.1.2.3", 9000, 9100));
     assert_eq!((spec.engine, spec.kv_connector, spec.bootstrap_port), (Engine::Sglang, Some(KvConnector::Nixl), 9998));
     assert_eq!(
@@ -172,9 +172,50 @@ fn r46_who_is_ready() {
 
 #[test]
 fn workers_of_a_pod_group_serve_no_http() {
-    for (index, serves) in [("'0'", true), ("0", true), ("'1'", false), ("''", false), ("'00'", false)] {
-        let (spec, _) = pod(&format!("stormservice.orchestration.aibrix.ai/pod-group-index: {index}"), "");
-        assert_eq!(spec.serves_http, serves, "{index}");
+    // As the reference reads it: a number above 0 is a worker, and only "0" takes part in prefill/decode.
+    for (index, serves, pd, problems) in [
+        ("'0'", true, true, 0),
+        ("0", true, true, 0),
+        ("'1'", false, false, 0),
+        ("'01'", false, false, 0),
+        ("'+3'", false, false, 0),
+        ("'99999999999999999999999'", false, false, 0),
+        ("''", true, false, 1),
+        ("'00'", true, false, 1),
+        ("'-1'", true, false, 1),
+        ("leader", true, false, 1),
+        ("'1x'", true, false, 1),
+        ("null", true, true, 0),
+    ] {
+        let (spec, found) = pod(&format!("stormservice.orchestration.aibrix.ai/pod-group-index: {index}"), "");
+        assert_eq!((spec.serves_http, spec.pd, found.len()), (serves, pd, problems), "{index}");
+    }
+}
+
+#[test]
+fn a_draining_pod_is_ready_and_gets_nothing_new() {
+    for (label, annotation, draining, problems) in [
+        ("aibrix.ai/draining: 'true'", "{}", true, 0),
+        ("aibrix.ai/draining: true", "{}", true, 0),
+        ("", "{aibrix.ai/draining: 'true'}", true, 0),
+        ("", "{aibrix.ai/draining: ' True '}", true, 0),
+        ("aibrix.ai/draining: 'false'", "{aibrix.ai/draining: 'true'}", true, 0),
+        ("aibrix.ai/draining: 'false'", "{}", false, 0),
+        ("aibrix.ai/draining: ''", "{}", false, 0),
+        ("", "{aibrix.ai/draining: soon}", false, 1),
+        ("", "{}", false, 0),
+    ] {
+        let (spec, found) = pod(label, &format!("  annotations: {annotation}"));
+        assert_eq!((spec.draining, found.len()), (draining, problems), "{label} {annotation}");
+        assert_eq!((spec.ready, spec.reachable(), spec.routable()), (true, true, !draining), "{label} {annotation}");
+    }
+}
+
+#[test]
+fn the_scheme_of_an_engine() {
+    for (scheme, tls, problems) in [("https", true, 0), ("HTTPS", true, 0), ("http", false, 0), ("tls", false, 1)] {
+        let (spec, found) = pod("", &format!("  annotations: {{model.aibrix.ai/scheme: {scheme}}}"));
+        assert_eq!((spec.tls, found.len()), (tls, problems), "{scheme}");
     }
 }
 

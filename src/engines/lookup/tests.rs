@@ -145,10 +145,10 @@ async fn interop_33_failures_are_told_and_not_kept() {
 #[tokio::test(start_paused = true)]
 async fn interop_33_a_slow_pod_is_given_three_seconds() {
     for (kind, detail) in
-        [(INFO, "no answer within 3 s"), (LookupKind::MooncakeQuery { port: 0 }, "no answer within 5 s")]
+        [(INFO, "no answer within 3 s"), (LookupKind::MooncakeQuery { port: 0, rank: 0 }, "no answer within 5 s")]
     {
         let (pod, lookups) = (Pod::new().await, lookups());
-        let kind = if kind == INFO { kind } else { LookupKind::MooncakeQuery { port: pod.port() } };
+        let kind = if kind == INFO { kind } else { LookupKind::MooncakeQuery { port: pod.port(), rank: 0 } };
         let (answer, _question) = tokio::join!(lookups.get(pod.key(), kind, seconds(1)), pod.asked());
         assert_eq!(answer, Err(LookupError::Failed { class: LegFailure::Timeout, detail: detail.to_owned() }));
         // The next one asks again.
@@ -182,10 +182,10 @@ async fn many_who_want_to_know_ask_once_and_who_leaves_takes_it_from_nobody() {
 async fn a_bootstrap_server_is_asked_on_its_own_port() {
     let (pod, lookups) = (Pod::new().await, lookups());
     let key = LookupKey { address: "127.0.0.1:1".into(), ..pod.key() };
-    let kind = LookupKind::MooncakeQuery { port: pod.port() };
+    let kind = LookupKind::MooncakeQuery { port: pod.port(), rank: 0 };
     let body = r#"{"0":{"engine_id":"engine-0","worker_addr":{}}}"#;
     let (answer, line) = tokio::join!(lookups.get(key.clone(), kind, seconds(0)), pod.answers("200 OK", body));
-    let expected: Answer = Ok(Arc::new(LookedUp::EngineId("engine-0".to_owned())));
+    let expected: Answer = Ok(Arc::new(LookedUp::Engine(RankEngine { id: "engine-0".to_owned(), pin: Some(0) })));
     assert_eq!((&answer, &*line), (&expected, "GET /query HTTP/1.1"));
     assert_eq!(pod.nobody(lookups.get(key.clone(), kind, Tick::from_millis(299_999))).await, expected);
     let (answer, _) = tokio::join!(lookups.get(key, kind, seconds(300)), pod.answers("200 OK", "{}"));
@@ -193,7 +193,7 @@ async fn a_bootstrap_server_is_asked_on_its_own_port() {
     for (serving, expected) in
         [("10.0.0.5:8000", "10.0.0.5:9"), ("[fd00::5]:8000", "[fd00::5]:9"), ("pod-1:80", "pod-1:9")]
     {
-        assert_eq!(LookupKind::MooncakeQuery { port: 9 }.address(serving), expected);
+        assert_eq!(LookupKind::MooncakeQuery { port: 9, rank: 0 }.address(serving), expected);
     }
 }
 

@@ -17,8 +17,8 @@ pub enum EngineIdError {
     /// Not a JSON object.
     #[error("it is not a JSON object")]
     NotJson,
-    /// No rank has an `engine_id`.
-    #[error("it names no engine_id")]
+    /// The rank has no `engine_id`.
+    #[error("it names no engine_id of the rank")]
     NoEngine,
 }
 
@@ -45,15 +45,29 @@ pub fn bodies(body: &ParsedBody, transfer_id: &str, engine_id: &str, host: &str,
     }
 }
 
-/// The engine id in the answer of a bootstrap server's `/query`, which maps data-parallel ranks to engines: that of rank
-/// 0, else any.
-pub fn engine_id(answer: &[u8]) -> Result<String, EngineIdError> {
+/// The engine of one data-parallel rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankEngine {
+    /// By which the decode side names it.
+    pub id: String,
+    /// What `x-data-parallel-rank` has to say for the prefill side to use it: ranks are counted from the lowest that the
+    /// server has. `None` for a rank that is no number.
+    pub pin: Option<u32>,
+}
+
+/// The engine of `rank` in the answer of a bootstrap server's `/query`, which maps data-parallel ranks to engines. For rank
+/// 0, which is also that of a pod that says nothing of ranks, any other will do.
+pub fn engine_of(answer: &[u8], rank: u16) -> Result<RankEngine, EngineIdError> {
     let ranks = JsonObject::parse(answer).map_err(|_| EngineIdError::NotJson)?;
     let id = |rank: &str| {
         let engine = JsonObject::parse(ranks.get(rank)?.as_bytes()).ok()?;
         engine.get("engine_id").and_then(decode_string).filter(|id| !id.is_empty()).map(Cow::into_owned)
     };
-    id("0").or_else(|| ranks.fields().iter().find_map(|rank| id(&rank.key))).ok_or(EngineIdError::NoEngine)
+    let number = |rank: &str| rank.parse::<u32>().ok();
+    let lowest = ranks.fields().iter().filter_map(|field| number(&field.key)).min().unwrap_or_default();
+    let found = |rank: &str| Some(RankEngine { id: id(rank)?, pin: number(rank).map(|rank| rank - lowest) });
+    let mut any = ranks.fields().iter().filter(|_| rank == 0).filter_map(|field| found(&field.key));
+    found(&rank.to_string()).or_else(|| any.next()).ok_or(EngineIdError::NoEngine)
 }
 
 #[cfg(test)]
@@ -102,27 +116,36 @@ mod tests {
     }
 
     #[test]
-    fn the_engine_of_rank_0_comes_first() {
-        for (answer, expected) in [
-            (r#"{"0":{"engine_id":"a","worker_addr":{"0":{}}}}"#, Ok("a")),
-            (r#"{"1":{"engine_id":"b"},"0":{"engine_id":"a"}}"#, Ok("a")),
-            (r#"{"1":{"engine_id":"b"},"2":{"engine_id":"c"}}"#, Ok("b")),
-            (r#"{"0":{"engine_id":""},"2":{"engine_id":"c\u00e9"}}"#, Ok("cé")),
-            (r#"{"0":{"engine_id":7}}"#, Err(EngineIdError::NoEngine)),
-            (r#"{"0":"a"}"#, Err(EngineIdError::NoEngine)),
-            ("{}", Err(EngineIdError::NoEngine)),
-            ("[]", Err(EngineIdError::NotJson)),
-            ("", Err(EngineIdError::NotJson)),
-            ("<html>", Err(EngineIdError::NotJson)),
+    fn the_engine_is_that_of_the_rank() {
+        let two = r#"{"1":{"engine_id":"b"},"0":{"engine_id":"a"}}"#;
+        let hybrid = r#"{"2":{"engine_id":"c"},"3":{"engine_id":"d"}}"#;
+        for (answer, rank, expected) in [
+            (r#"{"0":{"engine_id":"a","worker_addr":{"0":{}}}}"#, 0, Ok(("a", Some(0)))),
+            (two, 0, Ok(("a", Some(0)))),
+            (two, 1, Ok(("b", Some(1)))),
+            (two, 2, Err(EngineIdError::NoEngine)),
+            // A server with some of the ranks counts them from its first.
+            (hybrid, 3, Ok(("d", Some(1)))),
+            (r#"{"1":{"engine_id":"b"}}"#, 1, Ok(("b", Some(0)))),
+            (r#"{"1":{"engine_id":"b"},"2":{"engine_id":"c"}}"#, 0, Ok(("b", Some(0)))),
+            (r#"{"0":{"engine_id":""},"2":{"engine_id":"c\u00e9"}}"#, 0, Ok(("cé", Some(2)))),
+            (r#"{"x":{"engine_id":"e"}}"#, 0, Ok(("e", None))),
+            (r#"{"0":{"engine_id":7}}"#, 0, Err(EngineIdError::NoEngine)),
+            (r#"{"0":"a"}"#, 0, Err(EngineIdError::NoEngine)),
+            ("{}", 0, Err(EngineIdError::NoEngine)),
+            ("[]", 0, Err(EngineIdError::NotJson)),
+            ("", 0, Err(EngineIdError::NotJson)),
+            ("<html>", 0, Err(EngineIdError::NotJson)),
         ] {
-            assert_eq!(engine_id(answer.as_bytes()), expected.map(str::to_owned), "{answer}");
+            let expected = expected.map(|(id, pin)| RankEngine { id: id.to_owned(), pin });
+            assert_eq!(engine_of(answer.as_bytes(), rank), expected, "{answer} {rank}");
         }
     }
 
     proptest! {
         #[test]
         fn no_bytes_panic_and_any_text_is_escaped(bytes in proptest::collection::vec(any::<u8>(), 0..80), text in ".{0,20}") {
-            let _ = engine_id(&bytes);
+            let _ = engine_of(&bytes, 1);
             let Bodies { prefill, decode } = bodies(&chat(""), &text, &text, &text, 1);
             for leg in [prefill, decode] {
                 let leg: Value = serde_json::from_slice(&leg).unwrap();

@@ -9,6 +9,7 @@ use super::{Asked, Attempt, EXPLAIN, Exchange, Legs, Prefilling, Routing, State}
 use crate::clock::Tick;
 use crate::engines::leg::LegRequest;
 use crate::engines::lookup::{LookedUp, LookupError, LookupKey};
+use crate::engines::vllm::mooncake::RankEngine;
 use crate::engines::{self, Bodies, Protocol, sglang, vllm};
 use crate::error::{ApiError, Reason};
 use crate::exchange::admission::Reservation;
@@ -201,7 +202,7 @@ impl Exchange {
                 let legs = Legs { prefill: Arc::clone(prefill), decode: Arc::clone(decode), protocol, attempt };
                 self.fallbacks = if protocol.decode_failover() { fallbacks(&asked, &legs) } else { Vec::new() };
                 self.legs = Some(legs.clone());
-                let kind = protocol.needs_lookup(knobs.mooncake_port);
+                let kind = protocol.needs_lookup(knobs.mooncake_port, prefill.spec.rank);
                 if kind.is_some() || !protocol.is_concurrent() {
                     self.extend(knobs.prefill_request_timeout, effects);
                 }
@@ -249,7 +250,7 @@ impl Exchange {
         effects.push(Effect::StartPrefill(Box::new(LegRequest {
             address: Arc::clone(&legs.prefill.address),
             path: self.path(),
-            headers: self.leg_headers(&legs.attempt.id),
+            headers: prefill_headers(self.leg_headers(&legs.attempt.id), found),
             body: bodies.prefill,
             timeout: knobs.prefill_request_timeout,
             max_answer_bytes: self.world.knobs.limits.max_prefill_answer_bytes,
@@ -290,10 +291,10 @@ impl Exchange {
                 let bootstrap = sglang::Bootstrap { host: &prefill.host, port: prefill.bootstrap_port, room, rid };
                 Ok(sglang::bodies(body, &bootstrap))
             }
-            (Protocol::VllmMooncake, Some(LookedUp::EngineId(engine))) => {
+            (Protocol::VllmMooncake, Some(LookedUp::Engine(engine))) => {
                 let transfer = format!("xfer-{}", legs.attempt.id);
                 let port = self.world.knobs.pd.mooncake_port;
-                Ok(vllm::mooncake::bodies(body, &transfer, engine, &prefill.host, port))
+                Ok(vllm::mooncake::bodies(body, &transfer, &engine.id, &prefill.host, port))
             }
             (Protocol::TrtGenerationFirst, Some(LookedUp::ServerInfo(info))) => {
                 Ok(engines::trtllm::generation_bodies(body, self.world.disagg_id(now), info))
@@ -421,6 +422,14 @@ impl Exchange {
     pub(super) fn leg_headers(&self, attempt: &str) -> HeaderMap {
         self.head.as_ref().map(|head| leg_headers(&head.headers, attempt)).unwrap_or_default()
     }
+}
+
+/// The decode side will ask the engine of one data-parallel rank for the KV, so that rank has to compute it.
+fn prefill_headers(mut headers: HeaderMap, found: Option<&LookedUp>) -> HeaderMap {
+    if let Some(LookedUp::Engine(RankEngine { pin: Some(rank), .. })) = found {
+        headers.insert(HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(*rank));
+    }
+    headers
 }
 
 /// What the client is told of a request that has to be served whole and cannot be.

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::legs::{ERROR, STREAM, TOKEN, answered, failed, fleet_of, looked_up};
 use super::*;
 use crate::engines::lookup::{LookedUp, LookupError};
+use crate::engines::vllm::mooncake::RankEngine;
 use crate::knobs::KvConnector;
 use crate::state::plane::Claimed;
 
@@ -80,7 +81,7 @@ fn make(kind: u8) -> Event {
         18 => sent(format!(r#"{{"model":"m","prompt":"{}"}}"#, "long ".repeat(2000))),
         19 => Event::DecodeFailed { detail: String::new(), unreachable: false },
         20 => looked_up(),
-        21 => Event::LookedUp(Ok(Arc::new(LookedUp::EngineId("e".to_owned())))),
+        21 => Event::LookedUp(Ok(Arc::new(LookedUp::Engine(RankEngine { id: "e".to_owned(), pin: Some(0) })))),
         22 => Event::LookedUp(Err(LookupError::Status(StatusCode::FOUND))),
         23 | 31 => Event::Timer,
         24 => Event::ServedBy("10.0.0.6:8000".to_owned()),

@@ -274,7 +274,7 @@ pub(super) fn mooncake_port(given: &Given<'_>) -> String {
     let run = Scene::new(given, TWO_AND_TWO).ask();
     let port = run.effects.iter().find_map(|effect| match effect {
         Effect::LookUp(call) => match call.kind {
-            LookupKind::MooncakeQuery { port } => Some(port),
+            LookupKind::MooncakeQuery { port, .. } => Some(port),
             LookupKind::ServerInfo => None,
         },
         _ => None,
