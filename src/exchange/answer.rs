@@ -173,14 +173,19 @@ pub fn marker_headers(record: &RequestRecord, address: Option<&str>, prefill_hos
     set("request-id", &record.request_id);
     if let (Some(strategy), Some(pod), Some(address)) = (&record.strategy, &record.target_pod, address) {
         set("routing-strategy", strategy);
-        set("target-pod", &pod.pod);
+        set("target-pod", pod_name(&pod.pod));
         set("target-pod-ip", address);
     }
     if let Some(prefill) = &record.prefill_pod {
-        set("prefill-target-pod", &prefill.pod);
+        set("prefill-target-pod", pod_name(&prefill.pod));
         set("prefill-target-pod-ip", prefill_host.unwrap_or_default());
     }
     headers
+}
+
+/// A pod's own name, of any of its data-parallel endpoints.
+fn pod_name(endpoint: &str) -> &str {
+    endpoint.split_once('/').map_or(endpoint, |(pod, _)| pod)
 }
 
 /// Checks `Authorization: Bearer <token>` when a token is configured (reference section 1.3).

@@ -10,6 +10,7 @@ mod limits;
 mod models;
 mod orders;
 mod profiles;
+mod ranks;
 mod shared_limits;
 mod strategies;
 mod tokens;
@@ -40,29 +41,10 @@ impl Environment for Nothing {
 fn spec(name: &str, role: Role, roleset: Option<&str>) -> PodSpec {
     PodSpec {
         key: PodKey { namespace: Arc::from("ns"), name: Arc::from(name) },
-        uid: Arc::from(format!("uid-{name}")),
-        restarts: 0,
-        model: Arc::from("m"),
         host: Arc::from("10.0.0.5"),
-        port: 8000,
-        metric_port: 8000,
-        engine: Engine::Vllm,
-        kv_connector: None,
-        bootstrap_port: 8998,
         role,
         roleset: roleset.map(Arc::from),
-        replica_index: None,
-        serves_http: true,
-        pd: true,
-        draining: false,
-        tls: false,
-        rank: 0,
-        ready: true,
-        terminating: false,
-        labels: Arc::new(BTreeMap::new()),
-        config: None,
-        also: Vec::new(),
-        claim: None,
+        ..crate::fleet::fixture::spec(name)
     }
 }
 

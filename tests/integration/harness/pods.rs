@@ -181,6 +181,11 @@ impl PodsFile {
         if self.one_file { self.directory.path().join("pods/pods.yaml") } else { self.directory.path().join("pods") }
     }
 
+    /// Whether there is a pod of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.pods.contains_key(name)
+    }
+
     /// Adds pods, or replaces those of the same name.
     pub fn put(&mut self, pods: impl IntoIterator<Item = PodManifest>) {
         self.pods.extend(pods.into_iter().map(|pod| (pod.name.clone(), pod)));

@@ -6,6 +6,7 @@ mod adapters;
 mod balance;
 mod bands;
 mod churn;
+mod data_parallel;
 mod kills;
 mod mooncake;
 mod own_routes;
