@@ -65,6 +65,7 @@ async fn interop_mooncake_both_legs_at_once() {
             );
             assert!(take["remote_engine_id"].as_str().is_some_and(|id| !id.is_empty()));
             assert_eq!(p.header("x-request-id"), d.header("x-request-id"));
+            assert_eq!((p.header("x-data-parallel-rank"), d.header("x-data-parallel-rank")), (Some("0"), None));
             assert!(!transfers.contains(&transfer), "{transfer} is used twice");
             transfers.push(transfer);
             assert_eq!(prefill.records_for(QUERY).len(), usize::from(transfers.len() == 1), "the answer is kept");
