@@ -117,17 +117,23 @@ async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> impl In
 fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
     let now = clock.now();
     let models = snapshot.models.values();
-    let pods = snapshot.pods().map(|pod| {
+    let pods = snapshot.pods().filter_map(|pod| {
         let load = pod.state.load.view();
-        PodGauge {
+        // It ends, or has failed: once its requests are over, it has nothing to show.
+        if pod.spec.terminating && load.in_flight() == 0 {
+            return None;
+        }
+        // Whether anything is known of a pod matters where requests are sent to it.
+        let looked_at = pod.spec.scraped() && pod.spec.routable();
+        Some(PodGauge {
             namespace: Arc::clone(&pod.spec.key.namespace),
             name: Arc::clone(&pod.spec.key.name),
             prefills: load.prefills,
             running: load.running,
             pending: load.pending,
             tokens: token_gauge(pod.spec.role, &pod.state.load.tokens, now),
-            metrics_age: pod.state.signals.load().at.map(|at| now.since(at)),
-        }
+            metrics_age: pod.state.signals.load().at.filter(|_| looked_at).map(|at| now.since(at)),
+        })
     });
     FleetGauges {
         snapshot_version: snapshot.version,

@@ -217,6 +217,38 @@ async fn metrics_reflect_the_cells_of_the_moment() {
     assert_eq!(quiet, 6, "{page}");
 }
 
+#[tokio::test]
+async fn a_pod_that_ended_has_no_series_once_its_requests_are_over() {
+    let scraped = |pod: &Pod| {
+        pod.state.signals.store(Arc::new(Signals { at: Some(Clock::system().now()), ..Signals::default() }));
+    };
+    let changed = |name: &str, change: fn(&mut PodSpec)| {
+        let mut pod = Arc::unwrap_or_clone(pod(name, Role::Decode));
+        change(&mut pod.spec);
+        scraped(&pod);
+        Arc::new(pod)
+    };
+    let (well, failed) = (changed("well", |_| ()), changed("evicted", |spec| spec.terminating = true));
+    let starting = changed("starting", |spec| spec.ready = false);
+    let state = with_fleet(vec![Arc::clone(&well), Arc::clone(&failed), starting]);
+    let has = |page: &str, name: &str, pod: &str| {
+        page.lines().any(|line| line.starts_with(name) && line.contains(&format!("\"{pod}\"")))
+    };
+    let mut running = DecodeCharge::open(&failed.state);
+    running.hand_over();
+    state.metrics.scrape_failed(&failed.state.labels);
+    let (_, _, page) = call(&state, Method::GET, "/metrics").await;
+    assert!(has(&page, "tandem_pod_decode_running", "evicted"), "its requests are seen to their end\n{page}");
+    // The age is that of pods that get requests: it is asked no more, and not because it does not answer.
+    for (pod, shown) in [("well", true), ("evicted", false), ("starting", false)] {
+        assert_eq!(has(&page, "tandem_pod_metrics_age_seconds", pod), shown, "{pod}\n{page}");
+    }
+    drop(running);
+    let (_, _, page) = call(&state, Method::GET, "/metrics").await;
+    assert!(!page.contains("\"evicted\""), "{page}");
+    assert!(has(&page, "tandem_pod_decode_running", "starting"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_fleet_page_shows_what_routing_sees() {
     let (prefill, decode) = (pod("p", Role::Prefill), pod("d", Role::Decode));

@@ -193,6 +193,12 @@ impl PodSpec {
         PodKey { namespace: Arc::clone(&self.key.namespace), name }
     }
 
+    /// Has a page of engine metrics to offer. Pods that are not ready yet are asked too: once they are, their numbers are
+    /// there.
+    pub fn scraped(&self) -> bool {
+        self.serves_http && !self.host.is_empty() && self.metric_port != 0 && !self.terminating
+    }
+
     /// `host:port` as a dialler wants it, IPv6 in brackets.
     pub fn address(&self) -> String {
         join_host_port(&self.host, self.port)

@@ -12,6 +12,7 @@ mod names;
 mod parse;
 mod rates;
 mod scraper;
+mod series;
 #[cfg(test)]
 mod tests;
 

@@ -22,23 +22,18 @@ const DRAIN_MIN_ELAPSED: Duration = Duration::from_secs(10);
 /// Units per second of one engine counter, over the last few seconds.
 #[derive(Clone, Debug, Default)]
 pub struct Throughput {
-    /// When, and the counter's growth since the first sample (resets taken out).
+    /// When, and the counter as it was read; never falling.
     samples: VecDeque<(Tick, f64)>,
-    /// The counter as last read.
-    last: Option<f64>,
 }
 
 impl Throughput {
-    /// Takes a reading and returns the rate. `None` while there are not two samples 250 ms apart. A counter
-    /// that fell was reset: it grew by its present value.
+    /// Takes a reading and returns the rate. `None` while there are not two samples 250 ms apart. A counter that fell,
+    /// however little, begins anew: what it grew by in between cannot be known. (A restarted engine counts from zero, a
+    /// sum over ranks loses one of them, and a rounding error is none of both.)
     pub fn push(&mut self, now: Tick, counter: f64) -> Option<f64> {
-        let growth = match self.last {
-            None => 0.0,
-            Some(last) if counter < last => counter,
-            Some(last) => counter - last,
-        };
-        self.last = Some(counter);
-        let total = self.samples.back().map_or(0.0, |(_, total)| *total) + growth;
+        if self.samples.back().is_some_and(|(_, last)| counter < *last) {
+            self.samples.clear();
+        }
         // Between two samples that are kept, the newest one is always the present reading.
         let crowded = match (self.samples.len().checked_sub(2).and_then(|i| self.samples.get(i)), self.samples.back()) {
             (Some((before, _)), Some((newest, _))) => newest.since(*before) < THROUGHPUT_SPACING,
@@ -47,14 +42,14 @@ impl Throughput {
         if crowded {
             self.samples.pop_back();
         }
-        self.samples.push_back((now, total));
+        self.samples.push_back((now, counter));
         // Two samples stay however old the older one is, for scrape intervals beyond the window.
         while self.samples.len() > 2 && self.samples.front().is_some_and(|(at, _)| now.since(*at) > THROUGHPUT_WINDOW) {
             self.samples.pop_front();
         }
         let (start, base) = *self.samples.front()?;
         let elapsed = now.since(start);
-        (elapsed >= THROUGHPUT_SPACING).then(|| (total - base) / elapsed.as_secs_f64())
+        (elapsed >= THROUGHPUT_SPACING).then(|| (counter - base) / elapsed.as_secs_f64())
     }
 }
 
@@ -67,8 +62,12 @@ pub struct DrainRate {
 
 impl DrainRate {
     /// Takes the pod's completion count, as a sample at most every 5 s, and returns the rate between the newest sample
-    /// and the one nearest to a minute ago. `None` with fewer than two samples or less than 10 s between them.
+    /// and the one nearest to a minute ago. `None` with fewer than two samples or less than 10 s between them. A count that
+    /// fell begins anew.
     pub fn push(&mut self, now: Tick, completed: u64) -> Option<f64> {
+        if self.samples.back().is_some_and(|(_, last)| completed < *last) {
+            self.samples.clear();
+        }
         if self.samples.back().is_none_or(|(at, _)| now.since(*at) >= DRAIN_SPACING) {
             self.samples.push_back((now, completed));
         }
@@ -85,7 +84,6 @@ impl DrainRate {
         if elapsed < DRAIN_MIN_ELAPSED {
             return None;
         }
-        let done = newest.checked_sub(base).unwrap_or(newest);
-        Some(done as f64 / elapsed.as_secs_f64())
+        Some(newest.saturating_sub(base) as f64 / elapsed.as_secs_f64())
     }
 }

@@ -55,12 +55,10 @@ struct Target {
 }
 
 impl Target {
-    /// `None` for pods that have no page to offer. Pods that are not ready yet are scraped: once they are, their
-    /// numbers are there.
+    /// `None` for pods that have no page to offer.
     fn of(pod: &Pod) -> Option<Target> {
         let spec = &pod.spec;
-        let reachable = !spec.host.is_empty() && spec.metric_port != 0;
-        (spec.serves_http && reachable && !spec.terminating).then(|| Target {
+        spec.scraped().then(|| Target {
             address: spec.metric_address(),
             engine: spec.engine,
             role: spec.role,

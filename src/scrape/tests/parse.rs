@@ -187,6 +187,91 @@ fn one_sglang_rank_speaks_for_its_data_parallel_group() {
     assert_eq!(sglang(&usage).kv_usage, Some(0.7));
 }
 
+/// The series with the fewest labels are the total; what is broken down by further ones is part of it, beside it or in its
+/// place.
+#[test]
+fn breakdowns_are_not_added_to_their_total() {
+    const SGLANG: &str = "engine_type=\"unified\",model_name=\"tiny\",moe_ep_rank=\"0\",pp_rank=\"0\",tp_rank=\"0\"";
+    let line = |name: &str, labels: &str, more: &str, value: u32| format!("{name}{{{labels}{more}}} {value}.0\n");
+    let running = |more: &str, value| line("sglang:num_running_reqs", SGLANG, more, value);
+    let queued = |more: &str, value| line("sglang:num_queue_reqs", SGLANG, more, value);
+    let tokens = |more: &str, value| {
+        line("sglang:generation_tokens_total", "engine_type=\"unified\",model_name=\"tiny\"", more, value)
+    };
+    let of_rank = |rank: u32, more: &str, value| {
+        let labels = format!("dp_rank=\"{rank}\",model_name=\"tiny\",tp_rank=\"{rank}\"");
+        line("sglang:num_running_reqs", &labels, more, value)
+    };
+    let by_priority = [running(",priority=\"0\"", 7), running(",priority=\"5\"", 3)].concat();
+    for (what, page, expected) in [
+        ("the total first", running("", 10) + &by_priority, [Some(10.0), None, None]),
+        ("the total last", by_priority.clone() + &running("", 10), [Some(10.0), None, None]),
+        ("an empty label is none", running(",priority=\"\"", 10) + &by_priority, [Some(10.0), None, None]),
+        ("no total", by_priority.clone(), [Some(10.0), None, None]),
+        ("a total of nothing", running("", 0) + &running(",priority=\"0\"", 0), [Some(0.0), None, None]),
+        (
+            "two breakdowns of one total",
+            by_priority.clone() + &running(",kind=\"chat\"", 10) + &running("", 10),
+            [Some(10.0), None, None],
+        ),
+        (
+            "two breakdowns without total",
+            by_priority.clone() + &running(",kind=\"chat\"", 10),
+            [Some(10.0), None, None],
+        ),
+        (
+            "a breakdown within a breakdown",
+            by_priority.clone() + &running(",kind=\"chat\",priority=\"0\"", 7),
+            [Some(10.0), None, None],
+        ),
+        ("in the queue", queued("", 4) + &queued(",priority=\"1\"", 4), [None, Some(4.0), None]),
+        (
+            "by kind of request, as 0.5.23 does without total",
+            tokens(",is_streaming=\"false\"", 14) + &tokens(",is_streaming=\"true\"", 6),
+            [None, None, Some(20.0)],
+        ),
+        (
+            "and beside a total",
+            tokens("", 20) + &tokens(",is_streaming=\"false\"", 14) + &tokens(",is_streaming=\"true\"", 6),
+            [None, None, Some(20.0)],
+        ),
+        (
+            "of each data-parallel group",
+            of_rank(0, "", 4)
+                + &of_rank(0, ",priority=\"1\"", 4)
+                + &of_rank(1, "", 6)
+                + &of_rank(1, ",priority=\"2\"", 6),
+            [Some(10.0), None, None],
+        ),
+        ("a total over all groups", of_rank(0, "", 4) + &of_rank(1, "", 6) + &running("", 9), [Some(10.0), None, None]),
+    ] {
+        let page = sglang(&page);
+        assert_eq!([page.running, page.waiting, page.generation_tokens], expected, "{what}");
+    }
+
+    let engine = |engine: u32, more: &str, value: f64| {
+        format!("vllm:num_requests_running{{engine=\"{engine}\",model_name=\"tiny\"{more}}} {value:?}\n")
+    };
+    let page =
+        [engine(0, "", 3.0), engine(1, "", 4.0), engine(0, ",priority=\"1\"", 3.0), engine(1, ",priority=\"1\"", 4.0)];
+    assert_eq!(vllm(&page.concat()).running, Some(7.0));
+    let sum_of_engines = "vllm:num_requests_running{model_name=\"tiny\"} 7.0\n".to_owned() + &page.concat();
+    assert_eq!(vllm(&sum_of_engines).running, Some(7.0), "a total over the engines of a pod");
+    let usage = "vllm:kv_cache_usage_perc{model_name=\"tiny\",tier=\"cpu\"} 0.9\nvllm:kv_cache_usage_perc{model_name=\"tiny\"} 0.2\n";
+    assert_eq!(vllm(usage).kv_usage, Some(0.2), "a share of a part is not that of the whole");
+    let finished = "vllm:request_prefill_time_seconds_sum{model_name=\"tiny\"} 4\n\
+                    vllm:request_prefill_time_seconds_sum{model_name=\"tiny\",priority=\"1\"} 4\n\
+                    vllm:request_prefill_time_seconds_count{model_name=\"tiny\"} 2\n";
+    assert_eq!(vllm(finished).prefill_seconds_mean, Some(2.0));
+
+    let trtllm = "trtllm_num_requests_running{engine_type=\"trtllm\",model_name=\"undefined\"} 5\n\
+                  trtllm_num_requests_running{engine_type=\"trtllm\",model_name=\"undefined\",priority=\"1\"} 5\n\
+                  trtllm_generation_tokens_total{model_name=\"undefined\",finished_reason=\"stop\"} 8\n\
+                  trtllm_generation_tokens_total{model_name=\"undefined\",finished_reason=\"length\"} 1\n";
+    let page = parse_page(trtllm.as_bytes(), Engine::Trtllm, "tiny");
+    assert_eq!((page.running, page.generation_tokens), (Some(5.0), Some(9.0)));
+}
+
 #[test]
 fn other_models_series_count_only_when_none_is_ours() {
     let series = |model: &str, value: f64| format!("vllm:num_requests_running{{model_name=\"{model}\"}} {value}\n");
@@ -196,6 +281,7 @@ fn other_models_series_count_only_when_none_is_ours() {
         (series("undefined", 2.0) + &series("other", 5.0), 2.0),
         (series("adapter-a", 2.0) + &series("adapter-b", 5.0), 7.0),
         ("vllm:num_requests_running 4\n".to_owned() + &series("other", 5.0), 4.0),
+        ("vllm:num_requests_running 9\n".to_owned() + &series("tiny", 4.0) + &series("other", 5.0), 4.0),
     ] {
         assert_eq!(vllm(&text).running, Some(expected), "{text}");
     }

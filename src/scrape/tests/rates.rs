@@ -29,9 +29,19 @@ fn throughput_needs_two_samples_some_time_apart() {
 }
 
 #[test]
-fn a_counter_reset_counts_from_zero() {
-    assert_eq!(throughput(&[(0, 1000.0), (1000, 30.0)]), Some(30.0));
-    assert_eq!(throughput(&[(0, 100.0), (1000, 200.0), (2000, 50.0)]), Some(75.0));
+fn a_counter_that_falls_begins_anew() {
+    let rate = |samples: &[(u64, f64)]| throughput(samples);
+    // By how little it fell does not matter, nor how large it is: it is no growth.
+    for fallen in [30.0, 0.0, 999.0, 999.9] {
+        assert_eq!(rate(&[(0, 1000.0), (1000, fallen)]), None, "{fallen}");
+        assert_eq!(rate(&[(0, 1000.0), (1000, fallen), (1249, fallen + 5.0)]), None, "{fallen}");
+        assert_eq!(rate(&[(0, 1000.0), (1000, fallen), (1500, fallen + 5.0)]).map(f64::round), Some(10.0), "{fallen}");
+    }
+    let large = 1e9;
+    assert_eq!(rate(&[(0, large), (1000, large + 500.0), (2000, large + 499.0)]), None);
+    assert_eq!(rate(&[(0, large), (1000, large - 1.0), (2000, large + 99.0)]), Some(100.0));
+    // What came before the fall does not count.
+    assert_eq!(rate(&[(0, 0.0), (1000, 9000.0), (2000, 10.0), (3000, 60.0)]), Some(50.0));
 }
 
 #[test]
@@ -81,8 +91,11 @@ fn drain_rate_looks_back_a_minute() {
 }
 
 #[test]
-fn drain_rate_of_a_counter_that_fell() {
-    assert_eq!(drain([(0, 500), (10_000, 20)]), Some(2.0));
+fn drain_rate_begins_anew_when_its_count_falls() {
+    assert_eq!(drain([(0, 500), (10_000, 20)]), None);
+    assert_eq!(drain([(0, 500), (10_000, 499), (20_000, 509)]), Some(1.0));
+    // Between two samples, too: a count that came back is not seen as one that grew.
+    assert_eq!(drain([(0, 500), (5_000, 505), (7_000, 1), (17_000, 11)]), Some(1.0));
 }
 
 proptest! {

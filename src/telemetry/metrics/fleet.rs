@@ -23,7 +23,7 @@ pub struct PodGauge {
     pub running: u64,
     /// Requests whose prefill leg is under way.
     pub pending: u64,
-    /// Time since its metrics were scraped.
+    /// Time since its metrics were scraped; `None` while they never were, or do not matter.
     pub metrics_age: Option<Duration>,
     /// Its token ledger; `None` when nothing is or was just charged there.
     pub tokens: Option<TokenGauge>,
@@ -174,6 +174,15 @@ impl Metrics {
             if let Some(family) = self.families.get(metric as usize) {
                 family.retain(["namespace", "pod_name"], |namespace, name| ledgers.contains(&(namespace, name)));
             }
+        }
+        let looked_at: HashSet<(&str, &str)> = fleet
+            .pods
+            .iter()
+            .filter(|pod| pod.metrics_age.is_some())
+            .map(|pod| (&*pod.namespace, &*pod.name))
+            .collect();
+        if let Some(family) = self.families.get(Metric::PodMetricsAge as usize) {
+            family.retain(["namespace", "pod_name"], |namespace, name| looked_at.contains(&(namespace, name)));
         }
         for pod in &fleet.pods {
             let labels = [&*pod.namespace, &*pod.name];

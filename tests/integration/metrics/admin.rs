@@ -131,6 +131,21 @@ async fn models_are_listed_and_series_leave_with_their_pods() {
     sandbox.close().await;
 }
 
+/// A Job or an eviction leaves pods behind whose phase is Failed: nobody deletes them, and nothing is asked of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_failed_and_was_not_deleted_has_no_series() {
+    let options = SandboxOptions { pairs: 2, fleet: front(&[]), ..SandboxOptions::default() };
+    let mut sandbox = Sandbox::start(options).await;
+    let ages = |metrics: &Metrics| metrics.matching("tandem_pod_metrics_age_seconds", &[]).count();
+    sandbox.fleet.tandems[0].wait_metrics(SOON, "all pods are scraped", |metrics| ages(metrics) == 4).await;
+    sandbox.fleet.pods.change("d1", |pod| pod.set(&["status", "phase"], "Failed".into()));
+    let about =
+        |metrics: &Metrics| metrics.0.iter().filter(|one| one.labels.values().any(|value| value == "d1")).count();
+    let gone = |metrics: &Metrics| ages(metrics) == 3 && about(metrics) == 0;
+    sandbox.fleet.tandems[0].wait_metrics(SOON, "the series of the failed pod go", gone).await;
+    sandbox.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_need_the_token_and_probes_do_not() {
     const TOKEN: &str = "operators-only-7f3a";
