@@ -136,7 +136,8 @@ impl Gateway {
         let exchanges = TaskTracker::new();
         let mut world = world.at_epoch_ms(clock.epoch_ms());
         let prefix = Arc::clone(&world.prefix);
-        let builder = Arc::new(FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]));
+        let builder = FleetBuilder::new(Arc::clone(&fleet), vec![forget_departed(&prefix)]);
+        let builder = Arc::new(builder.with_memory(clock, knobs.models.memory));
         let redis = plane::connect(&knobs.plane)?;
         let tracer = tracing.map_or_else(Tracer::off, Tracing::tracer);
         let around = Surroundings {
@@ -219,6 +220,7 @@ impl Gateway {
                 }
                 metrics.set_buffered_bytes(held.buffered.used() as u64);
                 metrics.set_sessions(held.sessions.len() as u64);
+                metrics.set_unserved(&held.unserved.recent(clock.now()));
                 let index = held.prefix.stats();
                 metrics.set_prefix_index(PrefixIndexStats {
                     entries: index.entries,

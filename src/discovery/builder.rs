@@ -1,11 +1,13 @@
 //! Turns what a source found into the fleet's snapshot, and says what went.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::clock::Clock;
 use crate::fleet::{AdapterSpec, Fleet, PodKey, PodSpec, RouteTable, build_all};
 
 /// Problems kept for display; further ones are only counted.
@@ -56,6 +58,8 @@ pub struct FleetBuilder {
     fleet: Arc<Fleet>,
     listeners: Vec<DepartedListener>,
     versions: watch::Sender<u64>,
+    /// For how long models without pods are remembered.
+    memory: Option<(Clock, Duration)>,
     inner: Mutex<Inner>,
 }
 
@@ -65,6 +69,8 @@ struct Inner {
     next_slot: u32,
     /// What the source has told, and what the snapshot has.
     told: [Vec<String>; 2],
+    /// Models that workloads name, with or without pods.
+    workloads: BTreeSet<Arc<str>>,
     problems: ProblemList,
     logged: HashSet<u64>,
     hasher: RandomState,
@@ -80,7 +86,14 @@ impl FleetBuilder {
     /// A builder for `fleet`, which nobody else may write to.
     pub fn new(fleet: Arc<Fleet>, listeners: Vec<DepartedListener>) -> FleetBuilder {
         let versions = watch::Sender::new(fleet.load().version);
-        FleetBuilder { fleet, listeners, versions, inner: Mutex::default() }
+        FleetBuilder { fleet, listeners, versions, memory: None, inner: Mutex::default() }
+    }
+
+    /// Remembers models whose last pod went for so long.
+    #[must_use]
+    pub fn with_memory(mut self, clock: Clock, memory: Duration) -> FleetBuilder {
+        self.memory = Some((clock, memory));
+        self
     }
 
     /// The fleet it writes.
@@ -129,7 +142,9 @@ impl FleetBuilder {
         departed.sort_by_key(|gone| gone.slot);
         let version = next.version;
         let (pods, models) = (slots.len(), next.models.len());
+        let gone: Vec<Arc<str>> = previous.homes().map(|model| Arc::clone(&model.name)).collect();
         self.fleet.store(next);
+        self.remember(gone, &inner.workloads);
         drop(inner);
         tracing::info!(version, pods, models, departed = departed.len(), "fleet changed");
         if !departed.is_empty() {
@@ -144,6 +159,28 @@ impl FleetBuilder {
     /// Replaces the list of problems. Each distinct text is logged once.
     pub fn set_problems(&self, problems: Vec<String>) {
         self.lock().tell(0, problems);
+    }
+
+    /// Replaces the models that workloads name, which are known also while they have no pod.
+    pub fn set_workloads(&self, models: BTreeSet<Arc<str>>) {
+        let mut inner = self.lock();
+        if inner.workloads != models {
+            inner.workloads = models;
+            self.remember(Vec::new(), &inner.workloads);
+        }
+    }
+
+    /// Which models are known without pods, now that `had` may have lost theirs.
+    fn remember(&self, had: Vec<Arc<str>>, workloads: &BTreeSet<Arc<str>>) {
+        let (now, until) = self.memory.map_or_else(Default::default, |(clock, memory)| {
+            let now = clock.now();
+            (now, now.plus(memory))
+        });
+        let (present, before) = (self.fleet.load(), self.fleet.absent());
+        let next = before.next(had, workloads, |name| present.model(name).is_some(), (now, until));
+        if *before != next {
+            self.fleet.set_absent(next);
+        }
     }
 
     /// Replaces what is known of Envoy's own routes. Not part of the snapshot: pods change without them, and they without

@@ -7,6 +7,7 @@
 mod abort;
 mod peer;
 mod trace;
+mod wake;
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -31,6 +32,7 @@ use crate::state::limits::LimitVerdict;
 use crate::state::plane::Claimed;
 use crate::telemetry::{LegSpan, PrefillLeg, Tracer, request_id};
 use trace::Spans;
+use wake::Wakes;
 
 /// Runs exchanges.
 #[derive(Debug)]
@@ -43,6 +45,7 @@ pub struct Driver {
     tracer: Tracer,
     tasks: TaskTracker,
     stops: Stops,
+    wakes: Arc<Wakes>,
 }
 
 /// What a shutdown tells exchanges, in this order.
@@ -92,7 +95,7 @@ impl Driver {
     ) -> Driver {
         let client = EngineClient::new();
         let lookups = Arc::new(Lookups::new(client.clone(), tasks.clone()));
-        Driver { world, client, lookups, clock, seeds, tracer, tasks, stops }
+        Driver { world, client, lookups, clock, seeds, tracer, tasks, stops, wakes: Arc::default() }
     }
 
     /// What exchanges share.
@@ -210,6 +213,7 @@ impl Driver {
                         let (branch, legs) = spans.aborts(&plan);
                         self.abort(*plan, &branch, &legs);
                     }
+                    Effect::Wake(call) => self.wake(*call),
                     Effect::Deliver(mut call) => {
                         let span = spans.deliver(exchange.record(), &call.address);
                         if let Some(span) = &span {

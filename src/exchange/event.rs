@@ -144,6 +144,17 @@ pub struct LookupCall {
     pub kind: LookupKind,
 }
 
+/// A call to the runtime of a pod: one of its models sleeps, and somebody asks for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WakeCall {
+    /// `host:port` of the runtime.
+    pub address: String,
+    /// The pod's UID.
+    pub pod: Arc<str>,
+    /// The model.
+    pub model: Arc<str>,
+}
+
 /// Calls of `/abort_request` (`engine-protocols`, section 3.6).
 #[derive(Clone, Debug)]
 pub struct AbortPlan {
@@ -201,6 +212,8 @@ pub enum Effect {
     /// Nobody waits for this decode request, but its pod must see it: only then does the prefill pod let go of the KV
     /// blocks that it holds for it (`engine-protocols`, section 8). Send it, and hang up.
     Deliver(Box<LegRequest>),
+    /// Tell a pod to wake a model; nobody waits for that.
+    Wake(Box<WakeCall>),
     /// Send the request on.
     Route(Box<RoutePlan>),
     /// Answer the client with an error. Nothing of an answer was sent before.

@@ -28,7 +28,9 @@ mod world;
 
 pub use admission::{Budget, Permit, Reservation};
 pub use answer::is_connect_failure;
-pub use event::{AbortPlan, Adapter, AnswerHead, Effect, Event, LookupCall, OwnAnswer, RequestHead, RoutePlan};
+pub use event::{
+    AbortPlan, Adapter, AnswerHead, Effect, Event, LookupCall, OwnAnswer, RequestHead, RoutePlan, WakeCall,
+};
 pub use headers::{leg_headers, strip_hop_by_hop};
 pub use machine::Exchange;
 pub use prepare::{PrepareJob, Prepared};

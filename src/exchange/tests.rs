@@ -1,5 +1,6 @@
 //! Orders of events, as tables and as random walks. The oracle after each: one `End` at most, and nothing charged.
 
+mod absent;
 mod bands;
 mod claims;
 mod disorder;
@@ -192,6 +193,7 @@ fn name_of(effect: &Effect) -> &'static str {
         Effect::CancelPrefill => "cancel",
         Effect::ForgetConnections => "forget",
         Effect::Deliver(_) => "deliver",
+        Effect::Wake(_) => "wake",
         Effect::Route(_) => "route",
         Effect::Refuse(_) => "refuse",
         Effect::ForwardHead(_) => "head",

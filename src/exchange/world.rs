@@ -8,7 +8,7 @@ use crate::clock::Tick;
 use crate::engines::trtllm::Snowflake;
 use crate::fleet::Fleet;
 use crate::knobs::Knobs;
-use crate::load::{Ledger, Sessions, SweepReason};
+use crate::load::{Ledger, Sessions, SweepReason, Unserved};
 use crate::prefix::{HashSeed, PrefixIndex};
 use crate::rng::Seeds;
 use crate::routing::Journal;
@@ -55,6 +55,8 @@ pub struct World {
     pub sessions: Arc<Sessions>,
     /// The last decisions.
     pub journal: Arc<Journal>,
+    /// Requests refused because their model has no ready pod.
+    pub unserved: Arc<Unserved>,
     /// Ids of TensorRT-LLM requests.
     pub snowflake: Snowflake,
     /// The machine number in these ids is this replica's alone, or a warning was given.
@@ -83,6 +85,7 @@ impl World {
             ledger: Arc::default(),
             sessions: Arc::new(Sessions::new(knobs.max_sessions, sessions)),
             journal: Arc::default(),
+            unserved: Arc::default(),
             machine_is_agreed: AtomicBool::new(knobs.trt_machine_id.is_some()),
             snowflake: Snowflake::new(knobs.trt_machine_id.unwrap_or(machine)),
             epoch_ms: 0,

@@ -171,6 +171,7 @@ impl Peer for EnvoyPeer {
             | Effect::LookUp(_)
             | Effect::DetachPrefill(_)
             | Effect::Abort(_)
+            | Effect::Wake(_)
             | Effect::ForwardHeld(_)
             | Effect::DropAnswer
             | Effect::Route(_)

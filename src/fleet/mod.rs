@@ -4,6 +4,7 @@
 //! [`PodState`] (load cell, scraped signals) of every incarnation that is still there. Readers load one
 //! `Arc<Snapshot>` and keep it to the end of their request.
 
+mod absent;
 mod aliases;
 mod build;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
+pub use absent::{Absent, MAX_ABSENT};
 pub use aliases::{AdapterSpec, Home};
 pub use build::{build, build_all};
 pub use hints::{Features, Hints};

@@ -14,6 +14,8 @@ pub const ROUTE_NAMESPACE: &str = "aibrix-system";
 const SUFFIX: &str = "-router";
 /// The longest name of an object.
 const LONGEST_NAME: usize = 253;
+/// The longest name of a model that is looked up, bytes: any client may ask.
+const LONGEST_MODEL: usize = 512;
 /// Hex digits of the hash in a name that had to be made up.
 const HASH_DIGITS: usize = 12;
 
@@ -55,6 +57,12 @@ pub enum RouteTable {
 }
 
 impl RouteTable {
+    /// There is a route for the model, whatever gateways make of it.
+    pub fn names(&self, model: &str) -> bool {
+        let RouteTable::Known(routes) = self else { return false };
+        model.len() <= LONGEST_MODEL && !model.is_empty() && routes.contains_key(&*route_name(model))
+    }
+
     /// Whether Envoy has a way to the pods of this model. One gateway that has accepted and resolved the route is enough;
     /// other gateways may not want it.
     pub fn check(&self, model: &str) -> Result<(), RouteFault> {

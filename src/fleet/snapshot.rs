@@ -6,8 +6,9 @@ use std::sync::{Arc, Weak};
 use arc_swap::ArcSwap;
 
 use super::build::Identity;
-use super::{ClaimState, Engine, Home, ModelConfig, Pod, PodKey, RouteTable};
+use super::{Absent, ClaimState, Engine, Home, ModelConfig, Pod, PodKey, RouteTable};
 use crate::bands::ModelBands;
+use crate::clock::Tick;
 use crate::load::{Commit, LoadCell, Pairs, PeerCell, PlanePort, RateWindow, Settled};
 
 /// A roleset with at least one routable prefill and one routable decode replica.
@@ -151,6 +152,7 @@ impl Snapshot {
 pub struct Fleet {
     current: ArcSwap<Snapshot>,
     routes: ArcSwap<RouteTable>,
+    absent: ArcSwap<Absent>,
 }
 
 impl Fleet {
@@ -171,6 +173,22 @@ impl Fleet {
     /// What is known of Envoy's own routes. Lock-free.
     pub fn routes(&self) -> Arc<RouteTable> {
         self.routes.load_full()
+    }
+
+    /// The model of that name, if it is known although no snapshot has it: its pods went a while ago, a workload names it,
+    /// or Envoy has a route for it.
+    pub fn known_without_pods(&self, name: &str, now: Tick) -> Option<Arc<str>> {
+        self.absent.load().get(name, now).or_else(|| self.routes.load().names(name).then(|| Arc::from(name)))
+    }
+
+    /// Models that are known and have no pod. Lock-free.
+    pub fn absent(&self) -> Arc<Absent> {
+        self.absent.load_full()
+    }
+
+    /// Replaces them.
+    pub fn set_absent(&self, absent: Absent) {
+        self.absent.store(Arc::new(absent));
     }
 
     /// Replaces what is known of Envoy's own routes.

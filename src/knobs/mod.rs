@@ -8,6 +8,7 @@ mod docs;
 mod env;
 mod inert;
 mod kubernetes;
+mod models;
 mod otel;
 mod parse;
 mod plane;
@@ -28,6 +29,7 @@ pub use decode::{AbortKnobs, DecodeTimer, DecodeWatchdog};
 pub use docs::configuration_markdown;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
 pub use kubernetes::KubernetesKnobs;
+pub use models::ModelKnobs;
 pub use otel::{OtelKnobs, OtlpProtocol, OtlpTls, TraceSampler};
 pub use parse::MAX_TOKENS;
 pub use plane::{Grade, PlaneKnobs, RateFallback, RedisTarget};
@@ -440,6 +442,8 @@ pub struct Knobs {
     pub plane: PlaneKnobs,
     /// Discovery from the Kubernetes API.
     pub kubernetes: KubernetesKnobs,
+    /// Models without pods.
+    pub models: ModelKnobs,
     /// Span export.
     pub otel: OtelKnobs,
 }

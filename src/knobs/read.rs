@@ -7,7 +7,7 @@ use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
     Addressing, Drain, Ejection, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs,
-    Secret, Tokenizer, decode, inert, kubernetes, otel, parse_strategy, plane, settings, tls,
+    Secret, Tokenizer, decode, inert, kubernetes, models, otel, parse_strategy, plane, settings, tls,
 };
 
 /// What an ext_proc message holds beside the body: field headers, attributes, metadata.
@@ -233,6 +233,7 @@ impl Knobs {
         let tls = tls::read(&mut reader, &mut refusals);
         let plane = plane::read(&mut reader);
         let kubernetes = kubernetes::read(&mut reader);
+        let models = models::read(&mut reader);
         let named = reader.raw("POD_NAME").is_some();
         let otel = otel::read(&mut reader, (&gateway_pod, named));
         reader.report_inert();
@@ -259,6 +260,7 @@ impl Knobs {
             tls,
             plane,
             kubernetes,
+            models,
             otel,
         };
         Ok((knobs, reader.report))

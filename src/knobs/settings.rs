@@ -1,6 +1,7 @@
 //! The table of settings: what `docs/configuration.md` and the start-up report list, in this order.
 
 mod kubernetes;
+mod models;
 mod otel;
 mod plane;
 mod tls;
@@ -469,6 +470,7 @@ pub(super) const GROUPS: &[Group] = &[
         ],
     },
     kubernetes::KUBERNETES,
+    models::MODELS,
     tls::TLS,
     plane::PLANE,
     otel::OTEL,

@@ -20,6 +20,7 @@ mod sync;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod unserved;
 
 pub use cell::{DecodeCharge, LoadCell, LoadView, PrefillCharge};
 pub use claim::{SweepReason, TokenLoad, TokenView};
@@ -36,3 +37,4 @@ pub use remote::{FADES_AFTER, FADES_OVER, Remote, Scope};
 pub use sessions::{MAX_SESSION_KEY, Sessions};
 pub use share::{SHARE_TIME_ZERO_MS, Share, pod_id};
 pub use tokens::TokenCharge;
+pub use unserved::{UNSERVED_WINDOW, Unserved};

@@ -353,6 +353,19 @@ pub enum RoutingError {
     },
 }
 
+impl RoutingError {
+    /// More pods would serve the request as it is.
+    pub fn lacks_pods(&self) -> bool {
+        matches!(
+            self,
+            RoutingError::NoPods
+                | RoutingError::NoPrefill { .. }
+                | RoutingError::NoDecode { .. }
+                | RoutingError::CombinedNotReady { .. }
+        )
+    }
+}
+
 /// Conflicts after which a selection charges without the check. Each conflict means that somebody else got through.
 const MAX_CONFLICTS: u32 = 64;
 

@@ -217,6 +217,10 @@ metrics! {
         "Decode requests whose pod could not be reached and that another decode pod of the roleset took over.";
     ModelReplicas "model_replicas" Gauge &["model"],
         "Routable pods per model.";
+    UnservedRequests "tandem_unserved_requests" Gauge &["model"],
+        "Requests of the last minute that were refused because the model is known and has no ready pod: what an autoscaler can wait for. 0 once a minute has passed without one.";
+    ModelWakes "tandem_model_wakes_total" Counter &["result"],
+        "Calls to the runtime of a pod to wake a sleeping model: `ok`, `error`, or `limit`: not made because too many are under way.";
     ConfigDisagreements "tandem_config_disagreements" Gauge &["model"],
         "Pods whose `model.aibrix.ai/config` says something else about requests than the one in force.";
     RolesetsIncomplete "tandem_rolesets_incomplete" Gauge &["model"],

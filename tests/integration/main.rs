@@ -21,6 +21,7 @@ mod observability;
 mod openai_client;
 mod readme;
 mod real;
+mod reports;
 mod scale;
 mod scenarios;
 mod state;

@@ -10,14 +10,17 @@ use super::{Exchange, Routing, State, Unresolved};
 use crate::clock::Tick;
 use crate::engines::{self, Protocol};
 use crate::error::{ApiError, Reason};
-use crate::exchange::event::{Effect, RequestHead};
+use crate::exchange::event::{Effect, RequestHead, WakeCall};
 use crate::exchange::headers::{names_to_strip, text};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::{answer, auto, plan};
-use crate::fleet::{ClaimState, Model};
+use crate::fleet::{ClaimState, Model, Pod, join_host_port};
 use crate::request::{BodyError, Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Strategy};
 use crate::telemetry::{Limit, moment};
+
+/// When a client of a model without pods may ask again, seconds (the reference's, for sleeping models).
+pub(super) const RETRY_AFTER: &str = "10";
 
 impl Exchange {
     pub(super) fn on_head(&mut self, now: Tick, head: RequestHead, effects: &mut Vec<Effect>) -> State {
@@ -101,10 +104,13 @@ impl Exchange {
 
     fn on_whole_body(&mut self, now: Tick, body: Bytes, effects: &mut Vec<Effect>) -> State {
         self.record.body_bytes = body.len();
-        let (mut body, model) = match self.examine(body) {
+        let (mut body, model) = match self.examine(now, body) {
             Ok(examined) => examined,
             Err(error) => return self.refuse(now, error, effects),
         };
+        if let Some(error) = self.without_pods(now, &model, effects) {
+            return self.refuse(now, error, effects);
+        }
         let wanted = self.head.as_ref().and_then(|head| text(&head.headers, "config-profile"));
         if !auto::asked_for(wanted) {
             let wanted = wanted.map(str::to_owned);
@@ -193,7 +199,7 @@ impl Exchange {
     }
 
     /// Everything that can be refused before a pod is chosen, so that a refused request touches no counter of a pod.
-    fn examine(&mut self, raw: Bytes) -> Result<(ParsedBody, Arc<Model>), ApiError> {
+    fn examine(&mut self, now: Tick, raw: Bytes) -> Result<(ParsedBody, Arc<Model>), ApiError> {
         let (Some(head), Some(endpoint)) = (self.head.as_ref(), self.endpoint) else {
             return Err(ApiError::new(Reason::Internal, "the body came before the head"));
         };
@@ -219,23 +225,45 @@ impl Exchange {
         }
         let snapshot = self.world.fleet.load();
         let Some(model) = snapshot.model(&body.model) else {
-            let shown: String = body.model.chars().take(128).collect();
-            return Err(ApiError::new(Reason::ModelUnknown, format!("model {shown} does not exist"))
-                .with_param("model")
-                .with_header("x-error-no-model-backends", &shown));
+            return Err(self.not_served(now, &body.model));
         };
         self.record.model = Some(Arc::clone(&model.name));
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.set_model(&model.name);
         }
-        if let Some(claim) = model.claim {
-            return Err(not_up(&model.name, claim));
-        }
-        if model.routable.is_empty() {
-            let text = format!("error on getting pods for model {}", model.name);
-            return Err(ApiError::new(Reason::NoRoutablePods, text));
-        }
         Ok((body, Arc::clone(model)))
+    }
+
+    /// No pod of the snapshot serves a model of that name. It may be known all the same: scaled to zero, it comes back.
+    fn not_served(&mut self, now: Tick, name: &str) -> ApiError {
+        let Some(model) = self.world.fleet.known_without_pods(name, now) else {
+            let shown: String = name.chars().take(128).collect();
+            return ApiError::new(Reason::ModelUnknown, format!("model {shown} does not exist"))
+                .with_param("model")
+                .with_header("x-error-no-model-backends", &shown);
+        };
+        self.record.model = Some(Arc::clone(&model));
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.set_model(&model);
+        }
+        self.world.unserved.refused(&model, now);
+        no_pods(&model)
+    }
+
+    /// What a client of a model is told that has no ready pod; a sleeping one is woken.
+    fn without_pods(&self, now: Tick, model: &Model, effects: &mut Vec<Effect>) -> Option<ApiError> {
+        if let Some(claim) = model.claim {
+            self.world.unserved.refused(&model.name, now);
+            if claim == ClaimState::Sleeping && self.world.knobs.models.wake {
+                effects.extend(wake(model, self.world.knobs.models.runtime_port).map(Box::new).map(Effect::Wake));
+            }
+            return Some(not_up(&model.name, claim));
+        }
+        if !model.routable.is_empty() {
+            return None;
+        }
+        self.world.unserved.refused(&model.name, now);
+        Some(no_pods(&model.name))
     }
 
     /// Strategy, knobs and limit of the request.
@@ -259,6 +287,24 @@ impl Exchange {
     }
 }
 
+/// The runtime to tell that somebody asks for a sleeping model: that of the first pod which claims it.
+fn wake(model: &Model, port: u16) -> Option<WakeCall> {
+    let sleeping = |pod: &&Arc<Pod>| {
+        let spec = &pod.spec;
+        spec.claim == Some(ClaimState::Sleeping) && !spec.terminating && !spec.host.is_empty()
+    };
+    let pod = model.pods.iter().find(sleeping)?;
+    let uid = pod.spec.uid.rsplit_once(':').map_or(&*pod.spec.uid, |(uid, _)| uid);
+    let address = join_host_port(&pod.spec.host, port);
+    Some(WakeCall { address, pod: Arc::from(uid), model: Arc::clone(&model.name) })
+}
+
+/// What the client is told of a model that is known and has no ready pod.
+fn no_pods(model: &str) -> ApiError {
+    let text = format!("error on getting pods for model {model}");
+    ApiError::new(Reason::NoRoutablePods, text).with_header("retry-after", RETRY_AFTER)
+}
+
 /// What the client is told of a model whose engines are not up (reference section 1.5, step 1).
 fn not_up(model: &str, claim: ClaimState) -> ApiError {
     let state = match claim {
@@ -270,7 +316,7 @@ fn not_up(model: &str, claim: ClaimState) -> ApiError {
     let error = ApiError::new(Reason::ModelNotUp, format!("model {shown} is not available now: it is {state}"))
         .with_param("model")
         .with_header("x-error-no-model-backends", &shown);
-    if claim == ClaimState::Failed { error } else { error.with_header("retry-after", "10") }
+    if claim == ClaimState::Failed { error } else { error.with_header("retry-after", RETRY_AFTER) }
 }
 
 /// `content-length`, when it is a number.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::intake::RETRY_AFTER;
 use super::{Asked, Attempt, EXPLAIN, Exchange, Legs, Prefilling, Routing, State};
 use crate::clock::Tick;
 use crate::engines::leg::LegRequest;
@@ -73,8 +74,12 @@ impl Exchange {
         if asked.plan.strategy == Some(Strategy::Pd) {
             self.world.metrics.selection_failed(Some(&asked.model.name));
         }
-        let text = format!("error on selecting target pod: {error}");
-        self.refuse(now, ApiError::new(Reason::SelectionFailed, text), effects)
+        let refusal = ApiError::new(Reason::SelectionFailed, format!("error on selecting target pod: {error}"));
+        if !error.lacks_pods() {
+            return self.refuse(now, refusal, effects);
+        }
+        self.world.unserved.refused(&asked.model.name, now);
+        self.refuse(now, refusal.with_header("retry-after", RETRY_AFTER), effects)
     }
 
     /// Selects, charges, and starts the legs, or first claims what was charged. Without a target everything comes back.

@@ -10,6 +10,7 @@ mod docs;
 mod fleet;
 mod kubernetes;
 mod limits;
+mod models;
 mod plane;
 mod prefill;
 mod request;
@@ -130,6 +131,9 @@ impl Metrics {
         }
         for scope in ["pod", "pair"] {
             metrics.series(Metric::Ejections, &[scope]);
+        }
+        for result in ["ok", "error", "limit"] {
+            metrics.series(Metric::ModelWakes, &[result]);
         }
         metrics.begin_plane();
         metrics

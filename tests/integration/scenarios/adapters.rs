@@ -178,6 +178,6 @@ async fn claimed_models_are_served_on_their_ports_and_say_when_they_are_not_up()
             metrics.matching("tandem_pod_decode_running", &[("pod_name", "c0:side")]).count() == 0
         })
         .await;
-    assert_eq!(least(&fleet.paths()[0], "side").await.status, 400);
+    assert_eq!(least(&fleet.paths()[0], "side").await.status, 503, "it was served a moment ago");
     settle(&fleet.tandems, &[&own, &side]).await;
 }

@@ -57,6 +57,8 @@ const ROWS: &[Row] = &[
     row("ROUTING_ALGORITHM", ["least-request", "best", ""], strategy_by_default, ["none", "least-request"]),
     row("AIBRIX_AUTH_BEARER_TOKEN", ["secret", "", ""], without_a_token, ["0", "401"]),
     row("AIBRIX_TTFT_THRESHOLD_S", ["0.4", "soon", ""], first_token, ["fast", "slow"]),
+    row("TANDEM_WAKE_SLEEPING_MODELS", ["false", "yes", ""], woken, ["10.0.0.5:8080", ""]),
+    row("TANDEM_MODEL_RUNTIME_PORT", ["9", "0", ""], woken, ["10.0.0.5:8080", "10.0.0.5:9"]),
     row("TANDEM_EXPLAIN", ["true", "yes", ""], explained, ["silent", "told"]),
     row(
         "AIBRIX_PROMPT_LENGTH_BUCKETING",
@@ -216,6 +218,7 @@ const ROWS: &[Row] = &[
 
 /// Variable, file, and the test in it that shows the effect.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
+    ("TANDEM_MODEL_MEMORY_SECONDS", "tests/integration/reports/scale_to_zero.rs", "a_model_is_forgotten_in_time"),
     (
         "TANDEM_KUBERNETES_NAMESPACES",
         "tests/integration/kubernetes/settings.rs",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::scene::*;
 use super::*;
-use crate::fleet::Signals;
+use crate::fleet::{ClaimState, Signals};
 use crate::load::Sessions;
 
 fn rate(generation_tps: f64) -> Signals {
@@ -145,6 +145,19 @@ pub(super) fn strategy_by_default(given: &Given<'_>) -> String {
 
 pub(super) fn without_a_token(given: &Given<'_>) -> String {
     refused(&Scene::new(given, TWO_AND_TWO).ask())
+}
+
+/// Where a sleeping model is woken.
+pub(super) fn woken(given: &Given<'_>) -> String {
+    let (knobs, _) = Knobs::read(given).unwrap();
+    let asleep = PodSpec { port: 0, claim: Some(ClaimState::Sleeping), ..spec("a", Role::Other, None) };
+    let mut run = Run::new(world_with(&[asleep], |own| *own = knobs));
+    run.feed(head(PD)).feed(body(BODY));
+    let calls = run.effects.iter().filter_map(|effect| match effect {
+        Effect::Wake(call) => Some(call.address.clone()),
+        _ => None,
+    });
+    calls.collect()
 }
 
 /// A request of about 1400 bytes of body and 300 of head.

@@ -1,0 +1,4 @@
+//! What users of gateways like this one have reported, one kind of report in each file. Through real Envoy, with the
+//! shipped file where Envoy matters.
+
+mod scale_to_zero;
