@@ -220,7 +220,7 @@ impl Gateway {
                 }
                 metrics.set_buffered_bytes(held.buffered.used() as u64);
                 metrics.set_sessions(held.sessions.len() as u64);
-                metrics.set_unserved(&held.unserved.recent(clock.now()));
+                metrics.set_unserved(&held.unserved(clock.now()));
                 let index = held.prefix.stats();
                 metrics.set_prefix_index(PrefixIndexStats {
                     entries: index.entries,

@@ -1,5 +1,6 @@
 //! What every exchange of a replica shares.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -136,6 +137,15 @@ impl World {
 }
 
 impl World {
+    /// Requests of the last minute that found no ready pod, for every model that is known.
+    pub fn unserved(&self, now: Tick) -> BTreeMap<Arc<str>, u64> {
+        let (snapshot, absent) = (self.fleet.load(), self.fleet.absent());
+        let known = snapshot.models.keys().chain(absent.names(now));
+        let mut all: BTreeMap<Arc<str>, u64> = known.map(|model| (Arc::clone(model), 0)).collect();
+        all.extend(self.unserved.recent(now));
+        all
+    }
+
     /// The janitor's round over the token charges. A force-release means that a release was lost, which should not
     /// happen: it is logged and counted.
     pub fn sweep_token_charges(&self, now: Tick) {

@@ -1,5 +1,6 @@
 //! Models without pods.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Metrics;
@@ -7,7 +8,7 @@ use crate::telemetry::names::Metric;
 
 impl Metrics {
     /// Requests of the last minute that found no ready pod, by model; called before an exposition.
-    pub fn set_unserved(&self, requests: &[(Arc<str>, u64)]) {
+    pub fn set_unserved(&self, requests: &BTreeMap<Arc<str>, u64>) {
         for (model, count) in requests {
             self.series(Metric::UnservedRequests, &[model]).set(*count);
         }
