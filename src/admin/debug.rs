@@ -32,6 +32,7 @@ pub(super) fn fleet(state: &AdminState) -> Value {
         "config": {
             "errors": state.report.config_errors,
             "warnings": state.report.warnings,
+            "notes": state.report.notes,
             "settings": settings,
         },
     })

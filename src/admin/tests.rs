@@ -148,7 +148,7 @@ async fn readiness_tells_why() {
     assert_eq!((status, &detail["ready"], &detail["routable_pods"]), (StatusCode::OK, &json!(true), &json!(2)));
     assert_eq!(detail["notes"], json!([]));
 
-    full.report = Arc::new(Report { config_errors: 2, warnings: vec!["X is bad".into()], settings: Vec::new() });
+    full.report = Arc::new(Report { config_errors: 2, warnings: vec!["X is bad".into()], ..Report::default() });
     full.problems = Arc::new(|| vec!["pod ns/p: unusable annotation".into()]);
     let (status, detail) = get_json(&full, "/readyz").await;
     assert_eq!((status, &detail["notes"]), (StatusCode::OK, &json!(["configuration errors"])));

@@ -57,8 +57,7 @@ pub(super) fn take_identity(world: &World, identity: Identity) {
     {
         world.agree_on_machine(number);
     }
-    // Replicas that tell one another nothing of prefixes need not hash alike.
-    if world.knobs.prefix.hash_seed.is_none() && world.knobs.plane.share_findings {
+    if world.knobs.prefix.hash_seed.is_none() {
         world.hash_seed.set(identity.seed);
     }
 }
@@ -85,7 +84,7 @@ mod tests {
             ("nothing", |_| {}, 9, 5),
             ("the seed", |knobs| knobs.prefix.hash_seed = Some(3), 3, 5),
             ("the machine", |knobs| knobs.trt_machine_id = Some(6), 9, 6),
-            ("no findings are shared", |knobs| knobs.plane.share_findings = false, 2, 5),
+            ("no prefixes are shared", |knobs| knobs.plane.share_prefixes = false, 9, 5),
         ];
         for (name, change, seed, machine) in cases {
             let (mut knobs, _) = Knobs::read(&Nothing).expect("defaults");

@@ -1,6 +1,10 @@
 //! The command line.
 
 mod check;
+#[cfg(test)]
+mod claims;
+#[cfg(test)]
+mod migration;
 mod quickstart;
 mod replay;
 mod serve;

@@ -80,6 +80,8 @@ pub struct Report {
     pub settings: Vec<Setting>,
     /// One sentence for each value that was not usable, and for each variable that is set but has no effect here.
     pub warnings: Vec<String>,
+    /// One sentence for each value that can be used and costs something.
+    pub notes: Vec<String>,
     /// How many settings kept their default because the value was not usable; gauge `tandem_config_errors`.
     pub config_errors: usize,
 }
@@ -98,12 +100,15 @@ impl Report {
         table
     }
 
-    /// Logs every setting at debug, the table at info and each warning at warn.
+    /// Logs every setting at debug, the table and each note at info, and each warning at warn.
     pub fn log(&self) {
         for Setting { name, value, origin } in &self.settings {
             tracing::debug!(name, value, origin = origin.name(), "setting");
         }
         tracing::info!("configuration:\n{}", self.table());
+        for note in &self.notes {
+            tracing::info!("{note}");
+        }
         for warning in &self.warnings {
             tracing::warn!("{warning}");
         }

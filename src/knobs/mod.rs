@@ -3,11 +3,14 @@
 //! [`Knobs`] is process-wide. [`PdKnobs`] is the part that a config profile may override for its own requests
 //! (`spec` section 2.4 of the reference gateway); a profile carries a ready-made, checked copy.
 
+pub(crate) mod aibrix;
+mod carried;
 mod decode;
 mod docs;
 mod env;
 mod inert;
 mod kubernetes;
+mod limits;
 mod models;
 mod otel;
 mod parse;
@@ -37,7 +40,7 @@ pub use strategy::{MAX_STRATEGY_WEIGHT, STRATEGIES, StrategyError, StrategyWeigh
 pub use tls::{TlsFiles, TlsKnobs};
 
 #[cfg(test)]
-pub(crate) use docs::{assert_generated, described};
+pub(crate) use docs::{assert_generated, described, inert_names};
 
 /// How a prefill pod is scored. Names are those of `AIBRIX_PREFILL_SCORE_POLICY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -409,6 +412,8 @@ pub struct Knobs {
     pub routing_algorithm: Option<String>,
     /// `AIBRIX_AUTH_BEARER_TOKEN` (unset): clients must send it as a bearer token.
     pub auth_bearer_token: Option<Secret>,
+    /// `AIBRIX_DISABLE_RATE_LIMITING` (false): limits of models and users do not hold, users are not looked up.
+    pub disable_rate_limiting: bool,
     /// `TANDEM_ADMIN_TOKEN` (unset): guards metrics and `/debug/…`.
     pub admin_token: Option<Secret>,
     /// `AIBRIX_TTFT_THRESHOLD_S` (1 s): slower first tokens count in `gateway_first_token_delay_over_1s_total`.

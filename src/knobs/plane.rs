@@ -69,9 +69,9 @@ pub struct PlaneKnobs {
     pub share_decode_ledger: bool,
     /// `TANDEM_SHARED_PREFILL` (true): so do their prefill legs and the prefill token ledger.
     pub share_prefill: bool,
-    /// `AIBRIX_STATESYNC_ENABLED` (true): the prefix index, session sizes and pod failures are shared.
-    pub share_findings: bool,
-    /// `AIBRIX_STATESYNC_SYNC_PERIOD` (100 ms): how often these are told and read.
+    /// `TANDEM_SHARED_PREFIXES` (true): replicas tell one another which prefixes pods hold.
+    pub share_prefixes: bool,
+    /// `AIBRIX_STATESYNC_SYNC_PERIOD` (100 ms): how often that is told, and session sizes.
     pub findings_period: Duration,
     /// `TANDEM_RATE_LIMIT_FALLBACK` (`local`).
     pub rate_fallback: RateFallback,
@@ -89,7 +89,7 @@ impl Default for PlaneKnobs {
             claim_deadline: Duration::from_millis(5),
             share_decode_ledger: true,
             share_prefill: true,
-            share_findings: true,
+            share_prefixes: true,
             findings_period: Duration::from_millis(100),
             rate_fallback: RateFallback::Local,
             rate_wait: Duration::from_millis(50),
@@ -120,7 +120,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> PlaneKnobs {
         claim_deadline: time(reader, "TANDEM_CLAIM_DEADLINE_MS", default.claim_deadline),
         share_decode_ledger: switch(reader, "AIBRIX_TOKEN_LOAD_SHARED_LEDGER", default.share_decode_ledger),
         share_prefill: switch(reader, "TANDEM_SHARED_PREFILL", default.share_prefill),
-        share_findings: switch(reader, "AIBRIX_STATESYNC_ENABLED", default.share_findings),
+        share_prefixes: switch(reader, "TANDEM_SHARED_PREFIXES", default.share_prefixes),
         findings_period: reader.value(
             "AIBRIX_STATESYNC_SYNC_PERIOD",
             default.findings_period,

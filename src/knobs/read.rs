@@ -6,12 +6,9 @@ use std::time::Duration;
 use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
-    Addressing, Drain, Ejection, Knobs, KvConnector, Limits, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs,
-    Secret, Tokenizer, decode, inert, kubernetes, models, otel, parse_strategy, plane, settings, tls,
+    Addressing, Drain, Ejection, Knobs, KvConnector, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs, Secret,
+    Tokenizer, carried, decode, inert, kubernetes, limits, models, otel, parse_strategy, plane, settings, tls,
 };
-
-/// What an ext_proc message holds beside the body: field headers, attributes, metadata.
-const GRPC_OVERHEAD: usize = 4 << 10;
 
 /// How much of a bad value a warning repeats.
 const SHOWN_CHARS: usize = 80;
@@ -24,7 +21,7 @@ pub(super) struct Reader<'a> {
 
 impl Reader<'_> {
     /// The trimmed text of a variable; an empty one counts as unset, as manifests often set it so.
-    fn raw(&self, name: &'static str) -> Option<String> {
+    pub(super) fn raw(&self, name: &'static str) -> Option<String> {
         self.environment.get(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
@@ -36,6 +33,11 @@ impl Reader<'_> {
         self.report.config_errors += 1;
         let shown = shorten(text);
         self.report.warnings.push(format!("{name} is {shown:?}, but must be {expected}: using {instead}"));
+    }
+
+    /// What a value costs that asks for nothing wrong.
+    pub(super) fn note(&mut self, note: String) {
+        self.report.notes.push(note);
     }
 
     /// Something to know about values that can be used.
@@ -150,9 +152,11 @@ impl Reader<'_> {
     }
 
     fn report_inert(&mut self) {
-        for (name, instead) in inert::INERT {
-            if self.raw(name).is_some_and(|value| !inert::is_service_url(&value)) {
-                self.report.warnings.push(format!("{name} is set, but has no effect here: {instead}"));
+        for row in inert::inert() {
+            let said = |value: &str| row.name == carried::STATESYNC && parse::boolean(value).is_ok();
+            let silent = |value: &str| inert::is_service_url(value) || row.asks_for_nothing(value) || said(value);
+            if self.raw(row.name).is_some_and(|value| !silent(&value)) {
+                self.report.warnings.push(format!("{} is set, but has no effect here: {}", row.name, row.note));
             }
         }
         let known: Vec<&str> =
@@ -162,7 +166,7 @@ impl Reader<'_> {
             .names()
             .into_iter()
             .filter(|name| name.starts_with("AIBRIX_") || name.starts_with("TANDEM_"))
-            .filter(|name| !known.contains(&name.as_str()) && !inert::INERT.iter().any(|(inert, _)| inert == name))
+            .filter(|name| !known.contains(&name.as_str()) && !inert::inert().any(|row| row.name == name.as_str()))
             .filter(|name| !inert::is_service_link(name))
             .collect();
         unknown.sort();
@@ -201,6 +205,8 @@ impl Knobs {
         };
         let routing_algorithm = reader.optional("ROUTING_ALGORITHM", strategy, String::clone);
         let auth_bearer_token = reader.secret("AIBRIX_AUTH_BEARER_TOKEN");
+        let disable_rate_limiting =
+            reader.value("AIBRIX_DISABLE_RATE_LIMITING", false, parse::boolean, bool::to_string);
         let admin_token = reader.secret("TANDEM_ADMIN_TOKEN");
         let ttft_threshold =
             reader.value("AIBRIX_TTFT_THRESHOLD_S", Duration::from_secs(1), parse::decimal_seconds, |duration| {
@@ -218,7 +224,7 @@ impl Knobs {
             &[("target-pod", Addressing::TargetPod), ("destination-endpoint", Addressing::DestinationEndpoint)],
         );
         let ejection = read_ejection(&mut reader);
-        let limits = read_limits(&mut reader);
+        let limits = limits::read(&mut reader);
         let drain = Drain {
             propagation: reader.value(
                 "TANDEM_DRAIN_PROPAGATION_SECONDS",
@@ -236,6 +242,8 @@ impl Knobs {
         let models = models::read(&mut reader);
         let named = reader.raw("POD_NAME").is_some();
         let otel = otel::read(&mut reader, (&gateway_pod, named));
+        let notes = carried::notes(&reader, &prefix, &plane);
+        reader.report.notes.extend(notes);
         reader.report_inert();
         if !refusals.is_empty() {
             return Err(Refusal { reasons: refusals });
@@ -244,6 +252,7 @@ impl Knobs {
             gateway_pod,
             routing_algorithm,
             auth_bearer_token,
+            disable_rate_limiting,
             admin_token,
             ttft_threshold,
             log,
@@ -428,39 +437,6 @@ fn read_ejection(reader: &mut Reader<'_>) -> Ejection {
         failures: reader.value("TANDEM_EJECTION_FAILURES", default.failures, parse::count_or_zero, u32::to_string),
         base: time(reader, "TANDEM_EJECTION_SECONDS", default.base),
         max: time(reader, "TANDEM_EJECTION_MAX_SECONDS", default.max),
-    }
-}
-
-fn read_limits(reader: &mut Reader<'_>) -> Limits {
-    let size = |reader: &mut Reader<'_>, name, default: u64| {
-        let default = usize::try_from(default).unwrap_or(usize::MAX);
-        reader.value(name, default, parse::positive_size, usize::to_string)
-    };
-    let mut max_body_bytes = size(reader, "TANDEM_MAX_BODY_BYTES", 64 << 20);
-    let max_buffered_bytes = size(reader, "TANDEM_MAX_BUFFERED_BYTES", 2 << 30);
-    let max_streams = size(reader, "TANDEM_MAX_STREAMS", 20_000);
-    let max_prefill_answer_bytes = size(reader, "TANDEM_MAX_PREFILL_ANSWER_BYTES", 64 << 20);
-    let derived = max_body_bytes.saturating_add(1 << 20);
-    let max_grpc_message_bytes =
-        reader.value("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", derived, parse::positive_size, usize::to_string);
-    if max_grpc_message_bytes < max_body_bytes.saturating_add(GRPC_OVERHEAD) {
-        let lowered = max_grpc_message_bytes.saturating_sub(GRPC_OVERHEAD).max(1);
-        reader.report.warnings.push(format!(
-            "AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES is {max_grpc_message_bytes}, too small for bodies of \
-             TANDEM_MAX_BODY_BYTES ({max_body_bytes}): bodies above {lowered} bytes get 413"
-        ));
-        max_body_bytes = lowered;
-    }
-    let time = |reader: &mut Reader<'_>, name| reader.value(name, Duration::from_mins(5), parse::seconds, secs);
-    Limits {
-        max_body_bytes,
-        max_buffered_bytes,
-        max_streams,
-        max_front_connections: size(reader, "TANDEM_FRONT_MAX_CONNECTIONS", 20_000),
-        front_body_timeout: time(reader, "TANDEM_FRONT_BODY_TIMEOUT_SECONDS"),
-        front_stall_timeout: time(reader, "TANDEM_FRONT_STALL_TIMEOUT_SECONDS"),
-        max_prefill_answer_bytes,
-        max_grpc_message_bytes,
     }
 }
 

@@ -55,6 +55,13 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             one("AIBRIX_AUTH_BEARER_TOKEN", "unset", "secret", "", "When set, clients must send it as a bearer token."),
             one(
+                "AIBRIX_DISABLE_RATE_LIMITING",
+                "false",
+                "boolean",
+                "",
+                "The limits of models and users do not hold, and users are not looked up (see [limits](limits.md)).",
+            ),
+            one(
                 "TANDEM_ADMIN_TOKEN",
                 "unset",
                 "secret",
@@ -178,7 +185,7 @@ pub(super) const GROUPS: &[Group] = &[
                 "1",
                 "factor",
                 "prefixCache.standardDeviationFactor",
-                "Prefill pods with more requests than mean + factor · standard deviation are skipped.",
+                "Prefill pods with more requests than mean + factor · standard deviation, and at least 4 more than the least busy one, are skipped; of a roleset that would lose all of them the least busy ones stay, without their prefix matches.",
             ),
             one(
                 "AIBRIX_TOKEN_LOAD_KV_WEIGHT",
@@ -236,8 +243,9 @@ pub(super) const GROUPS: &[Group] = &[
                 "seconds, 0 allowed",
                 "",
                 "How long the KV blocks of a finished prefill stay charged when its decode pod did not take the request. \
-                 Unset: as long as the engine keeps them. (vLLM: 120 s up to 0.11, then 480 s, since 0.32 a lease of \
-                 30 s: told by the fields of its hand-off. Mooncake: 480 s. TensorRT-LLM: 60 s.)",
+                 Unset: the defaults of the engines, of which a hand-off's fields tell vLLM's: 30 s with the fields of 0.32 and of \
+                 a hand-off that cannot be used, else 480 s with a `remote_request_id`, else 120 s (0.11). Mooncake: 480 s. \
+                 TensorRT-LLM: 60 s. SGLang and `nixl`: none. Set it where the engines are configured otherwise.",
             ),
             one(
                 "TANDEM_HANDOFF_DEADLINE_SECONDS",
@@ -252,8 +260,9 @@ pub(super) const GROUPS: &[Group] = &[
                 "shfs",
                 "`shfs`, `nixl` or `mooncake`",
                 "",
-                "What moves the KV cache between vLLM pods; the pod label `model.aibrix.ai/kv-connector-type` wins. \
-                 Any other value stops the start.",
+                "What moves the KV cache between vLLM pods: `shfs` for AIBrix's KVCacheManager and vLLM's own NixlConnector, `nixl` \
+                 for Neuron, `mooncake` for vLLM's MooncakeConnector. The pod label `model.aibrix.ai/kv-connector-type` wins. Any other \
+                 value stops the start.",
             ),
             one(
                 "AIBRIX_MOONCAKE_BOOTSTRAP_PORT",
@@ -367,8 +376,8 @@ pub(super) const GROUPS: &[Group] = &[
                 "TANDEM_MAX_BODY_BYTES + 1 MiB",
                 "bytes",
                 "",
-                "Largest ext_proc message from Envoy. One that is too small for the body limit lowers the body limit, \
-                 with a warning.",
+                "Largest ext_proc message from Envoy. A larger value raises the body limit to it, less 4 KiB, unless that is set; \
+                 one that is too small for the body limit changes nothing.",
             ),
             one(
                 "TANDEM_FRONT_MAX_CONNECTIONS",
@@ -452,13 +461,19 @@ pub(super) const GROUPS: &[Group] = &[
                 "",
                 "Seed of the block hashes; unset means random, and with Redis the same for all replicas.",
             ),
-            one("TANDEM_PREFIX_CACHE_BYTES", "268435456", "bytes", "", "Memory of the index."),
+            one(
+                "TANDEM_PREFIX_CACHE_BYTES",
+                "268435456",
+                "bytes",
+                "",
+                "Memory of the index: what is not put again for longest goes first. One prompt takes a quarter of it at most.",
+            ),
             one(
                 "AIBRIX_PREFIX_CACHE_BLOCK_NUMBER",
                 "unset",
                 "blocks",
                 "",
-                "When set, a bound on the number of blocks as well.",
+                "When set, a bound on the number of blocks beside that on the memory; the lower one holds.",
             ),
             one(
                 "AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS",

@@ -76,8 +76,7 @@ pub struct SharedPlane {
     plane: Plane,
     terms: Terms,
     links: Arc<ArcSwap<Links>>,
-    /// `None` when findings are not shared.
-    findings: Option<Arc<Findings>>,
+    findings: Arc<Findings>,
     leaving: CancellationToken,
     tasks: TaskTracker,
 }
@@ -132,21 +131,19 @@ impl SharedPlane {
         };
         let links: Arc<ArcSwap<Links>> = Arc::default();
         let (tasks, leaving) = (TaskTracker::new(), CancellationToken::new());
-        let findings = knobs.share_findings.then(|| Arc::new(Findings::new(Arc::clone(&terms.metrics))));
-        if let Some(findings) = &findings {
-            tasks.spawn(teller::run(Teller {
-                plane: plane.clone(),
-                fleet: Arc::clone(&fleet),
-                findings: Arc::clone(findings),
-                listeners,
-                metrics: Arc::clone(&terms.metrics),
-                clock,
-                period: knobs.findings_period,
-                replica: rng.next_u64(),
-                leaving: leaving.clone(),
-                reconnects: plane.reconnects(),
-            }));
-        }
+        let findings = Arc::new(Findings::new(knobs.share_prefixes, Arc::clone(&terms.metrics)));
+        tasks.spawn(teller::run(Teller {
+            plane: plane.clone(),
+            fleet: Arc::clone(&fleet),
+            findings: Arc::clone(&findings),
+            listeners,
+            metrics: Arc::clone(&terms.metrics),
+            clock,
+            period: knobs.findings_period,
+            replica: rng.next_u64(),
+            leaving: leaving.clone(),
+            reconnects: plane.reconnects(),
+        }));
         tasks.spawn(supervisor::run(supervisor::Supervisor {
             fleet,
             snapshots,
@@ -190,13 +187,11 @@ impl StatePlane for SharedPlane {
     }
 
     fn tells(&self) -> bool {
-        self.findings.is_some()
+        true
     }
 
     fn tell(&self, model: &Arc<str>, finding: Finding) {
-        if let Some(findings) = &self.findings {
-            findings.push(model, finding);
-        }
+        self.findings.push(model, finding);
     }
 
     fn carries(&self, model: &Arc<str>, carried: Carried) {

@@ -20,6 +20,10 @@ fn sharing() -> Arc<World> {
 }
 
 fn sharing_with(config: &str, wait: Duration) -> Arc<World> {
+    sharing_and(config, wait, |_| {})
+}
+
+fn sharing_and(config: &str, wait: Duration, change: impl FnOnce(&mut crate::knobs::Knobs)) -> Arc<World> {
     let plane = Plane::connect(&RedisConfig::from_parts("127.0.0.1", 1, None)).unwrap();
     let parts = LimitParts {
         fallback: RateFallback::Local,
@@ -30,7 +34,7 @@ fn sharing_with(config: &str, wait: Duration) -> Arc<World> {
         tasks: TaskTracker::new(),
     };
     let specs = profiles::configured(config);
-    let world = Arc::into_inner(world_with(&specs, |_| {})).unwrap();
+    let world = Arc::into_inner(world_with(&specs, change)).unwrap();
     Arc::new(world.with_limits(SharedLimits::new(plane, parts)))
 }
 
@@ -52,6 +56,24 @@ fn place(window: &Arc<RateWindow>) -> Event {
 
 fn taken(window: &RateWindow) -> u64 {
     window.taken(Tick::from_millis(0))
+}
+
+#[tokio::test]
+async fn limits_that_are_turned_off_are_asked_for_by_nothing() {
+    let off = |knobs: &mut crate::knobs::Knobs| knobs.disable_rate_limiting = true;
+    let shared = sharing_and(CONFIG, Duration::from_millis(100), off);
+    let alone = world_with(&profiles::configured(CONFIG), off);
+    let long: &'static str = "x".repeat(257).leak();
+    for world in [shared, alone] {
+        // Twice the limit, and a name that nobody has.
+        for user in ["alice", "alice", "alice", long] {
+            let mut run = Run::new(Arc::clone(&world));
+            run.feed(head(&[("config-profile", "limited"), ("user", user)])).feed(body(BODY));
+            assert!(asked(&run).is_none() && run.names().contains(&"prefill"), "{:?}", run.names());
+            run.feed(Event::Gone);
+            run.oracle();
+        }
+    }
 }
 
 #[tokio::test]

@@ -58,13 +58,19 @@ pub(super) const PLANE: Group = Group {
             "Prefill legs and prefill tokens of other replicas count too. `false`: both are local to a replica, as in the PD document.",
         ),
         one(
-            "AIBRIX_STATESYNC_ENABLED",
+            "TANDEM_SHARED_PREFIXES",
             "true",
             "boolean",
             "",
-            "With Redis, replicas tell one another which prefixes pods hold, session sizes, and which pods fail.",
+            "Replicas tell one another which prefixes pods hold. (`AIBRIX_STATESYNC_ENABLED` has no effect.)",
         ),
-        one("AIBRIX_STATESYNC_SYNC_PERIOD", "100ms", "Go duration", "", "How often they tell and listen."),
+        one(
+            "AIBRIX_STATESYNC_SYNC_PERIOD",
+            "100ms",
+            "Go duration",
+            "",
+            "How often they tell that, and the sizes of sessions' prompts. That a pod fails is told within 100 ms.",
+        ),
         one(
             "TANDEM_RATE_LIMIT_FALLBACK",
             "local",

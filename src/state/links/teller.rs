@@ -1,7 +1,7 @@
 //! Tells the others what this replica finds out, and takes in what they do: one task for all models.
 //!
-//! Every period it appends what was found to each model's stream and reads on in it. A model of which nothing is heard is
-//! read less often. What cannot be told is dropped and counted, never kept: the next request finds it out again.
+//! Every beat it appends what was found to each model's stream and reads on in it: at once that a pod fails, the rest once
+//! in a period. A model of which nothing is heard is read less often. What cannot be told is dropped and counted, never kept: the next request finds it out again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -40,8 +40,12 @@ const KEPT: u64 = 4_096;
 const TTL: Duration = Duration::from_mins(20);
 /// Entries read at a time.
 const READ: u32 = 128;
-/// Periods between two looks at a quiet stream, at most.
-const MOST_PERIODS: u64 = 10;
+/// Time between two beats, at most: how late it is told that a pod fails.
+const BEAT: Duration = Duration::from_millis(100);
+/// Failures that wait to be told.
+const MAX_FAILURES: usize = 1_024;
+/// Beats between two looks at a quiet stream, at most.
+const MOST_BEATS: u64 = 10;
 /// Time for a call.
 const DEADLINE: Duration = Duration::from_secs(1);
 
@@ -49,17 +53,36 @@ const DEADLINE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Findings {
     waiting: ArrayQueue<(Arc<str>, Finding)>,
+    failures: ArrayQueue<(Arc<str>, Finding)>,
     bytes: AtomicUsize,
+    prefixes: bool,
     metrics: Arc<Metrics>,
 }
 
 impl Findings {
-    pub(super) fn new(metrics: Arc<Metrics>) -> Findings {
-        Findings { waiting: ArrayQueue::new(MAX_WAITING), bytes: AtomicUsize::new(0), metrics }
+    /// `prefixes`: whether it is told which prefixes pods hold.
+    pub(super) fn new(prefixes: bool, metrics: Arc<Metrics>) -> Findings {
+        Findings {
+            waiting: ArrayQueue::new(MAX_WAITING),
+            failures: ArrayQueue::new(MAX_FAILURES),
+            bytes: AtomicUsize::new(0),
+            prefixes,
+            metrics,
+        }
     }
 
     /// Takes a finding; drops it, and counts that, when too much waits already. Never waits.
     pub(super) fn push(&self, model: &Arc<str>, finding: Finding) {
+        match finding {
+            Finding::Prefix { .. } if !self.prefixes => return,
+            Finding::Prefix { .. } | Finding::Session { .. } => {}
+            Finding::PodFails { .. } | Finding::PairFails { .. } => {
+                if self.failures.push((Arc::clone(model), finding)).is_err() {
+                    self.metrics.findings_dropped(1);
+                }
+                return;
+            }
+        }
         let size = finding.size();
         let before = self.bytes.fetch_add(size, Ordering::AcqRel);
         if before.saturating_add(size) > MAX_WAITING_BYTES || self.waiting.push((Arc::clone(model), finding)).is_err() {
@@ -68,9 +91,14 @@ impl Findings {
         }
     }
 
-    fn take(&self) -> BTreeMap<Arc<str>, Vec<Finding>> {
+    /// What fails, and with `all`, what else was found.
+    fn take(&self, all: bool) -> BTreeMap<Arc<str>, Vec<Finding>> {
         let mut taken: BTreeMap<Arc<str>, Vec<Finding>> = BTreeMap::new();
-        for _ in 0..MAX_WAITING {
+        for _ in 0..MAX_FAILURES {
+            let Some((model, finding)) = self.failures.pop() else { break };
+            taken.entry(model).or_default().push(finding);
+        }
+        for _ in 0..if all { MAX_WAITING } else { 0 } {
             let Some((model, finding)) = self.waiting.pop() else { break };
             self.bytes.fetch_sub(finding.size(), Ordering::AcqRel);
             taken.entry(model).or_default().push(finding);
@@ -117,7 +145,7 @@ struct Place {
 impl Place {
     fn looked(&mut self, found: bool, turn: u64) {
         self.quiet = if found { 0 } else { self.quiet.saturating_add(1).min(8) };
-        self.next = turn + (1 << self.quiet.saturating_sub(1)).min(MOST_PERIODS);
+        self.next = turn + (1 << self.quiet.saturating_sub(1)).min(MOST_BEATS);
     }
 }
 
@@ -125,7 +153,8 @@ impl Place {
 pub(super) async fn run(mut this: Teller) {
     let mut places: HashMap<Arc<str>, Place> = HashMap::new();
     let mut sketches = Sketches::new(this.replica);
-    let mut beat = tokio::time::interval(this.period);
+    let mut beat = tokio::time::interval(this.period.min(BEAT));
+    let mut rest_at = Tick(0);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut rng = Rng::new(this.replica);
     for turn in 0u64.. {
@@ -143,7 +172,13 @@ pub(super) async fn run(mut this: Teller) {
         }
         let snapshot = this.fleet.load();
         places.retain(|name, _| snapshot.models.contains_key(name));
-        let mut told = this.findings.take();
+        let now = this.clock.now();
+        let all = now >= rest_at;
+        if all {
+            // A beat that comes a little early counts.
+            rest_at = now.plus(this.period.saturating_sub(this.period.min(BEAT) / 2));
+        }
+        let mut told = this.findings.take(all);
         let mut calls = FuturesUnordered::new();
         for (name, model) in &snapshot.models {
             let place = places.remove(name).unwrap_or_default();
@@ -274,18 +309,37 @@ mod tests {
     #[test]
     fn what_waits_to_be_told_is_bounded_by_number_and_by_bytes() {
         let metrics = Arc::new(Metrics::new("gateway"));
-        let findings = Findings::new(Arc::clone(&metrics));
+        let findings = Findings::new(true, Arc::clone(&metrics));
         let model: Arc<str> = Arc::from("m");
         for tokens in 0..MAX_WAITING as u64 + 5 {
             findings.push(&model, Finding::Session { session: 1, tokens });
         }
-        assert_eq!(findings.take().remove(&model).map(|taken| taken.len()), Some(MAX_WAITING));
+        assert_eq!(findings.take(true).remove(&model).map(|taken| taken.len()), Some(MAX_WAITING));
         let big = Finding::Prefix { pod: 1, blocks: vec![0; MAX_WAITING_BYTES / 8 / 4] };
         for _ in 0..5 {
             findings.push(&model, big.clone());
         }
-        assert_eq!(findings.take().remove(&model).map(|taken| taken.len()), Some(3), "what is more was dropped");
+        assert_eq!(findings.take(true).remove(&model).map(|taken| taken.len()), Some(3), "what is more was dropped");
         assert_eq!(findings.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn that_a_pod_fails_does_not_wait_for_the_rest() {
+        let findings = Findings::new(true, Arc::new(Metrics::new("gateway")));
+        let model: Arc<str> = Arc::from("m");
+        let found = [
+            Finding::Prefix { pod: 1, blocks: vec![1] },
+            Finding::PodFails { pod: 1 },
+            Finding::Session { session: 1, tokens: 1 },
+            Finding::PairFails { prefill: 1, decode: 2 },
+        ];
+        found.iter().for_each(|finding| findings.push(&model, finding.clone()));
+        let [prefix, pod, session, pair] = found;
+        assert_eq!(findings.take(false).remove(&model), Some(vec![pod, pair]));
+        assert_eq!(findings.take(true).remove(&model), Some(vec![prefix.clone(), session]));
+        let silent = Findings::new(false, Arc::new(Metrics::new("gateway")));
+        silent.push(&model, prefix);
+        assert!(silent.take(true).is_empty(), "prefixes are not shared");
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub fn metrics_markdown() -> String {
          <!-- Generated from src/telemetry; `TANDEM_REWRITE_DOCS=1 cargo test --lib generated` writes it anew. -->\n\n\
          `/metrics` on the HTTP port answers in the Prometheus text format, and in OpenMetrics 1.0 to who prefers \
          `application/openmetrics-text`, as Prometheus does. Names are the same in both. Metrics without the prefix `tandem_` have the \
-         names and labels of the AIBrix gateway plugin. On Linux the usual `process_*` metrics are there as well.\n\n\
+         names of the AIBrix gateway plugin; where labels differ, [Migrating from AIBrix](migrating-from-aibrix.md#metrics) says how. On Linux the usual `process_*` metrics are there as well.\n\n\
          Labels are bounded: `gateway_pod` is this replica; a model that no pod serves is counted as `_unknown`; the series \
          of a pod go when the pod does; no label holds client text.\n\n\
          In OpenMetrics, each bucket of the distributions that are told per model carries an exemplar: `trace_id`, value and \

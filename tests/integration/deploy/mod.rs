@@ -1,6 +1,7 @@
 //! What lies under `deploy/`, the Dockerfile and the compose file: rendered, checked against schemas, compared with the code and
 //! with one another, and started as far as that goes without a cluster and without Docker.
 
+mod carried_over;
 mod compose;
 mod drain;
 mod envoy_gateway;

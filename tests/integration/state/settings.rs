@@ -51,40 +51,63 @@ async fn what_is_not_shared_does_not_count() {
     }
 }
 
+/// Tells of a session and waits until it is heard.
+async fn tell_session([one, other]: [&Replica; 2], model: &Arc<str>, tokens: u64) {
+    let session = one.sessions.hash("m", &tokens.to_le_bytes()).expect("a hash");
+    let known = other.sessions.len();
+    one.plane.tell(model, Finding::Session { session, tokens });
+    eventually(MEET, "the session", async || (other.sessions.len() > known).then_some(())).await;
+}
+
+fn knows(replica: &Replica, blocks: &[u64]) -> bool {
+    replica.prefix.drain(replica.clock.now());
+    replica.prefix.match_percents("m", blocks, &[replica.pod("m", "p-0").slot]) == [100]
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn findings_are_shared_unless_that_is_off() {
+async fn prefixes_are_shared_unless_that_is_off() {
     let redis = Redis::start().await;
     let model: Arc<str> = Arc::from("m");
-    for (share_findings, period) in [(true, 20), (false, 20), (true, 700)] {
-        let findings_period = Duration::from_millis(period);
+    for share_prefixes in [true, false] {
         // Or what was told before would be heard.
         redis.command(&["FLUSHALL"]).await;
-        let knobs = PlaneKnobs { share_findings, findings_period, ..PlaneKnobs::default() };
-        let replicas = two(&redis, &knobs).await;
+        let replicas = two(&redis, &PlaneKnobs { share_prefixes, ..PlaneKnobs::default() }).await;
         let [one, other] = &replicas[..] else { panic!("two replicas") };
-        assert_eq!(one.plane.tells(), share_findings);
-        let tell = |tokens: u64| {
-            let session = one.sessions.hash("m", &tokens.to_le_bytes()).expect("a hash");
-            one.plane.tell(&model, Finding::Session { session, tokens });
-        };
-        if !share_findings {
-            tell(1);
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            assert!(other.sessions.is_empty());
-            leave(replicas).await;
-            continue;
+        let blocks = [1, 2, 3];
+        one.plane.tell(&model, Finding::Prefix { pod: one.pod("m", "p-0").id, blocks: blocks.to_vec() });
+        if share_prefixes {
+            eventually(MEET, "the prefix", async || knows(other, &blocks).then_some(())).await;
         }
-        // Each goes with a beat of its own, since it is told when the one before has been heard.
-        let mut heard = Vec::new();
-        for count in 1..=3 {
-            tell(count);
-            eventually(MEET, "the session", async || (other.sessions.len() as u64 == count).then_some(())).await;
-            heard.push(Instant::now());
-        }
-        let took = heard[2] - heard[0];
-        assert!(period < 700 || took > Duration::from_millis(600), "{took:?}");
+        // What is told after it is heard after it.
+        tell_session([one, other], &model, 7).await;
+        one.plane.tell(&model, Finding::PodFails { pod: one.pod("m", "d-0").id });
+        eventually(MEET, "the failing pod", async || other.pod("m", "d-0").health.ejected().then_some(())).await;
+        assert_eq!(knows(other, &blocks), share_prefixes);
         leave(replicas).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn findings_are_told_once_in_a_period_and_failures_at_once() {
+    let redis = Redis::start().await;
+    let model: Arc<str> = Arc::from("m");
+    let findings_period = Duration::from_millis(1_500);
+    let replicas = two(&redis, &PlaneKnobs { findings_period, ..PlaneKnobs::default() }).await;
+    let [one, other] = &replicas[..] else { panic!("two replicas") };
+    // Each goes with a beat of its own, since it is told when the one before has been heard.
+    tell_session([one, other], &model, 1).await;
+    let heard = Instant::now();
+    let session = one.sessions.hash("m", b"second").expect("a hash");
+    one.plane.tell(&model, Finding::Session { session, tokens: 2 });
+    one.plane.tell(&model, Finding::PodFails { pod: one.pod("m", "d-0").id });
+    eventually(MEET, "the failing pod", async || other.pod("m", "d-0").health.ejected().then_some(())).await;
+    // The stream is read every 100 ms while something is heard.
+    let known = (heard.elapsed(), other.sessions.len());
+    assert!(known.1 == 1 || known.0 >= Duration::from_millis(1_000), "{known:?}");
+    eventually(MEET, "the session", async || (other.sessions.len() == 2).then_some(())).await;
+    let took = heard.elapsed();
+    assert!(took > Duration::from_millis(1_000), "{took:?}");
+    leave(replicas).await;
 }
 
 /// How many syncs a busy replica makes in half a second.
