@@ -12,7 +12,8 @@ const MIN_DRAIN: f64 = 0.1;
 
 /// The first of three checks that fires picks one pod (reference gateway, section 4.5):
 ///
-/// 1. counts of pods with fresh metrics: `max − min` *at least* the spread → the least count;
+/// 1. counts of pods with fresh metrics, or with requests of the gateway's own since their engine started: `max − min`
+///    *at least* the spread → the least count;
 /// 2. throughputs: `max − min` *above* the spread → the lowest throughput;
 /// 3. every pod has a drain rate above 0: `count / max(drain, 0.1)`, the least above 0 and `max / min` *above* the
 ///    ratio → the least score.
@@ -25,7 +26,7 @@ pub(in super::super) fn fast_path(
     rng: &mut Rng,
 ) -> Option<(usize, DecodeFastPath)> {
     let all = || ids.iter().filter_map(|id| Some((*id, facts.get(*id)?)));
-    let counts: Vec<(f64, usize)> = all().filter(|(_, f)| f.fresh).map(|(id, f)| (f.count, id)).collect();
+    let counts: Vec<(f64, usize)> = all().filter(|(_, f)| f.fresh || f.served).map(|(id, f)| (f.count, id)).collect();
     if counts.len() > 1 && spread(&counts) >= knobs.decode_imbalance_min_spread {
         return least(counts, rng).map(|(id, _)| (id, DecodeFastPath::RequestSpread));
     }
@@ -111,6 +112,16 @@ mod tests {
         assert_eq!(run(&[fresh(40.0, None, None), fresh(40.0, None, None), cold]), None);
         let chosen = run(&[fresh(40.0, None, None), fresh(20.0, None, None), cold]);
         assert_eq!(chosen, Some((1, DecodeFastPath::RequestSpread)), "the least of the known ones");
+    }
+
+    #[test]
+    fn without_metrics_the_gateways_own_counts_make_the_spread() {
+        let own = |count| Facts { own: count, count, served: true, free: 100.0, ..Facts::default() };
+        assert_eq!(run(&[own(15.0), own(0.0)]), None);
+        assert_eq!(run(&[own(16.0), own(0.0)]), Some((1, DecodeFastPath::RequestSpread)));
+        // One pod's page cannot be read: it takes part all the same.
+        assert_eq!(run(&[fresh(40.0, None, None), own(3.0)]), Some((1, DecodeFastPath::RequestSpread)));
+        assert_eq!(run(&[own(40.0), fresh(3.0, None, None)]), Some((1, DecodeFastPath::RequestSpread)));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The decode side: what is known about each pod, fast path (step 2), scores (step 4).
 //!
 //! A pod "has realtime metrics" when its scraped signals are fresh. Its count is our own pending and running requests,
-//! those that other replicas publish, and, while the signals are fresh, what the engine runs beyond both. A pod without fresh signals is *cold*: it takes no
-//! part in the spreads, and scores by the cold-start rule as soon as one sibling is fresh.
+//! those that other replicas publish, and, while the signals are fresh, what the engine runs beyond both. A pod without
+//! fresh signals is *cold*: it scores by the cold-start rule as soon as one sibling is fresh. In the spread of counts it
+//! takes part once it has had a request through a gateway, so that one that has just started draws no herd.
 
 mod conductor;
 mod fast_path;
@@ -42,6 +43,8 @@ pub(super) struct Facts {
     pub(super) count: f64,
     /// Signals are fresh.
     pub(super) fresh: bool,
+    /// The pod has had a request of ours or of another replica since its engine started.
+    pub(super) served: bool,
     /// Generated tokens per second.
     pub(super) throughput: Option<f64>,
     /// Requests completed per second.
@@ -72,9 +75,11 @@ impl Facts {
     /// Reads one pod.
     pub(super) fn read(pod: &Pod, context: Context<'_>) -> Facts {
         let load = &pod.state.load;
-        let own = load.total(context.now).decodes() as f64;
+        let total = load.total(context.now);
+        let own = total.decodes() as f64;
         let ours = Facts {
             own,
+            served: total.decodes() > 0 || total.completed > 0,
             count: own,
             free: 100.0,
             tokens: load.total_tokens(context.now).decode as f64,

@@ -314,6 +314,22 @@ fn both_fast_paths_fire_and_the_pair_stays_in_one_roleset() {
 }
 
 #[test]
+fn the_decode_fast_path_counts_for_itself_where_no_metrics_are() {
+    let model = Builder::new().roleset("a", 1, 1).roleset("b", 1, 1).roleset("c", 1, 1).build();
+    let held: Vec<_> = (0..16).map(|_| crate::load::DecodeCharge::open(&model.pods[1].state)).collect();
+    let chosen = || run(&model, &request(), &PdKnobs::default(), 1).unwrap();
+    assert_eq!(chosen().fast_paths.decode, None, "the others have had no request: one may just have started");
+    // One has had a request, which is over.
+    let mut past = crate::load::DecodeCharge::open(&model.pods[3].state);
+    past.hand_over();
+    past.complete();
+    assert_eq!(chosen().fast_paths.decode, Some(DecodeFastPath::RequestSpread));
+    assert_eq!(slots(&chosen().target), (Some(2), 3));
+    drop(held);
+    assert_eq!(chosen().fast_paths.decode, None);
+}
+
+#[test]
 fn other_strategies_take_any_routable_pod() {
     let model = Builder::new().rolesets(2, 1, 1).combined(None).build();
     let index = index();
