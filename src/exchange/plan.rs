@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use http::HeaderMap;
+use xxhash_rust::xxh64::xxh64;
 
 use super::event::Adapter;
 use super::headers::text;
@@ -162,7 +163,7 @@ impl Plan {
                 key,
                 tokenizer: knobs.prefix.tokenizer,
                 block_size: knobs.prefix.block_size,
-                seed: hash_seed,
+                seed: adapter(&body.model, &model.name).map_or(hash_seed, |name| xxh64(name.as_bytes(), hash_seed)),
             });
         }
         job
@@ -180,6 +181,11 @@ impl Plan {
             bound
         }
     }
+}
+
+/// The adapter that a request names beside its model, `base:adapter`: engines keep its KV apart from the base model's.
+fn adapter<'a>(asked: &'a str, model: &str) -> Option<&'a str> {
+    asked.strip_prefix(model)?.strip_prefix(':')
 }
 
 /// The length that buckets see: token-id prompts are exact, text is what was counted.

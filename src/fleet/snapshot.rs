@@ -131,6 +131,22 @@ impl Snapshot {
         self.models.get(name)
     }
 
+    /// The model that a request names: by its own name, or as SGLang names an adapter of a model, `base:adapter`. An adapter
+    /// that is registered for that base is served by its instances; any other by all pods of the base, whose engines know
+    /// the adapters that they were started with.
+    pub fn asked_for(&self, name: &str) -> Option<&Arc<Model>> {
+        if let Some(model) = self.model(name) {
+            return Some(model);
+        }
+        // A base may have a colon in its name.
+        let splits = name.rmatch_indices(':').filter_map(|(at, _)| Some((name.get(..at)?, name.get(at + 1..)?)));
+        let (base, adapter) = splits
+            .filter_map(|(base, adapter)| Some((self.home(base)?, adapter)))
+            .find(|(base, adapter)| base.engine == Some(Engine::Sglang) && !adapter.trim().is_empty())?;
+        let registered = self.model(adapter).filter(|model| model.home == Home::Of(Arc::clone(&base.name)));
+        Some(registered.unwrap_or(base))
+    }
+
     /// The model of that name, if it has pods of its own.
     pub fn home(&self, name: &str) -> Option<&Arc<Model>> {
         self.models.get(name).filter(|model| !model.is_alias())

@@ -224,7 +224,7 @@ impl Exchange {
             return Err(ApiError::new(Reason::BodyInvalid, text));
         }
         let snapshot = self.world.fleet.load();
-        let Some(model) = snapshot.model(&body.model) else {
+        let Some(model) = snapshot.asked_for(&body.model) else {
             return Err(self.not_served(now, &body.model));
         };
         self.record.model = Some(Arc::clone(&model.name));

@@ -71,6 +71,56 @@ fn a_request_for_an_adapter_goes_to_its_instances_under_its_name() {
 }
 
 #[test]
+fn sglang_names_an_adapter_behind_its_base() {
+    let pods = |engine: Engine| two_pairs().into_iter().map(|pod| PodSpec { engine, ..pod }).collect::<Vec<_>>();
+    let world = adapted(&pods(Engine::Sglang), &["p2", "d2"], |_| {});
+    // The name asked for, the model that it is, and the pods that may serve it.
+    let second = [["10.0.0.3:8000", "10.0.0.4:8000"]];
+    let any = [["10.0.0.1:8000", "10.0.0.2:8000"], ["10.0.0.3:8000", "10.0.0.4:8000"]];
+    for (name, model, pairs) in [("m:lora", "lora", &second[..]), ("m:other", "m", &any), ("m:a:b", "m", &any)] {
+        for _ in 0..8 {
+            let mut run = Run::new(Arc::clone(&world));
+            run.feed(head(PD)).feed(asking(name)).feed(prefill_ok());
+            let sent = sent_to(&run);
+            assert!(sent.iter().all(|(_, asked)| asked == name), "engines are told what the client wrote: {sent:?}");
+            let addresses: Vec<&str> = sent.iter().map(|(address, _)| &**address).collect();
+            assert!(pairs.iter().any(|pair| pair[..] == addresses[..]), "{name}: {addresses:?}");
+            run.feed(answer_head(200)).feed(chunk("{}", true));
+            assert_eq!(run.record().model.as_deref(), Some(model), "{name}");
+            run.oracle();
+        }
+    }
+    for (engine, name) in
+        [(Engine::Sglang, "m:"), (Engine::Sglang, ":lora"), (Engine::Sglang, "x:lora"), (Engine::Vllm, "m:lora")]
+    {
+        let mut run = Run::new(adapted(&pods(engine), &["p2", "d2"], |_| {}));
+        run.feed(head(PD)).feed(asking(name));
+        assert_eq!(run.refusal().reason, Reason::ModelUnknown, "{engine:?} {name}");
+        run.oracle();
+    }
+}
+
+#[test]
+fn the_kv_of_an_adapter_named_behind_its_base_is_its_own() {
+    let pods: Vec<_> = two_pairs().into_iter().map(|pod| PodSpec { engine: Engine::Sglang, ..pod }).collect();
+    let world = adapted(&pods, &[], |_| {});
+    let matched = |name: &str| {
+        let mut run = Run::new(Arc::clone(&world));
+        run.feed(head(PD)).feed(asking(name)).feed(prefill_ok()).feed(answer_head(200)).feed(chunk("{}", true));
+        world.prefix.drain(Tick::from_millis(1));
+        let percent = run.record().decision.as_ref().expect("a decision").prefix_match_pct;
+        run.oracle();
+        percent
+    };
+    assert_eq!(matched("m"), Some(0));
+    assert_eq!(matched("m:a"), Some(0), "the base model's blocks are no help");
+    assert_eq!(matched("m:b"), Some(0), "nor those of another adapter");
+    for name in ["m", "m:a", "m:b"] {
+        assert!(matched(name) > Some(90), "{name}");
+    }
+}
+
+#[test]
 fn an_adapter_without_a_whole_roleset_or_without_instances_is_refused() {
     for (instances, reason) in [
         (vec!["p", "d2"], Reason::SelectionFailed),
