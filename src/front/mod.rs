@@ -5,6 +5,7 @@
 //! and the arrival of a head, the arrival of a body, the time without taking anything in, the number of connections.
 
 mod body;
+mod cors;
 mod peer;
 mod serve;
 mod stall;

@@ -10,13 +10,16 @@ use http::{HeaderMap, Method, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming as HyperBody;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tower::util::option_layer;
+use tower::{Layer as _, service_fn};
 
 use super::body::{FrontBody, full};
+use super::cors;
 use super::peer::{FrontPeer, Reply, error_response};
 use super::stall::StallGuard;
 use crate::drive::Driver;
@@ -46,6 +49,7 @@ pub async fn serve(
     stop: CancellationToken,
 ) {
     let limits = driver.world().knobs.limits.clone();
+    let cors = cors::layer(&limits.front_origins);
     let connections = Budget::new(limits.max_front_connections);
     loop {
         let (stream, _) = tokio::select! {
@@ -59,13 +63,14 @@ pub async fn serve(
         };
         let stream = StallGuard::new(stream, limits.front_stall_timeout, move || metrics.rejected(Limit::FrontStall));
         let (driver, models, stop) = (Arc::clone(&driver), Arc::clone(&models), stop.clone());
-        let discards = tasks.clone();
+        let (discards, cors) = (tasks.clone(), cors.clone());
         tasks.spawn(async move {
             let _permit = permit;
             let service = service_fn(|request| {
                 let (driver, models, discards) = (Arc::clone(&driver), Arc::clone(&models), discards.clone());
                 async move { Ok::<_, Infallible>(handle(request, &driver, &*models, &discards).await) }
             });
+            let service = TowerToHyperService::new(option_layer(cors).layer(service));
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)

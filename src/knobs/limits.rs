@@ -30,6 +30,9 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Limits {
         max_buffered_bytes,
         max_streams,
         max_front_connections: size(reader, "TANDEM_FRONT_MAX_CONNECTIONS", 20_000),
+        front_origins: reader
+            .optional("TANDEM_FRONT_CORS_ORIGINS", parse::origins, |origins| origins.join(","))
+            .unwrap_or_default(),
         front_body_timeout: time(reader, "TANDEM_FRONT_BODY_TIMEOUT_SECONDS"),
         front_stall_timeout: time(reader, "TANDEM_FRONT_STALL_TIMEOUT_SECONDS"),
         max_prefill_answer_bytes,

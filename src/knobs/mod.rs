@@ -305,6 +305,9 @@ pub struct Limits {
     pub max_streams: usize,
     /// `TANDEM_FRONT_MAX_CONNECTIONS` (20000): connections to the HTTP front; further ones are closed.
     pub max_front_connections: usize,
+    /// `TANDEM_FRONT_CORS_ORIGINS` (unset): origins whose pages may call the HTTP front, as `https://host[:port]`; `*` alone:
+    /// any. Empty: none.
+    pub front_origins: Vec<String>,
     /// `TANDEM_FRONT_BODY_TIMEOUT_SECONDS` (300 s): how long a request body may take to arrive at the HTTP front; 408.
     pub front_body_timeout: Duration,
     /// `TANDEM_FRONT_STALL_TIMEOUT_SECONDS` (300 s): a client of the HTTP front that takes in nothing of its answer for

@@ -206,9 +206,59 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
+/// Most origins of one list.
+const MAX_ORIGINS: usize = 64;
+
+/// Origins as browsers send them, comma-separated, or `*` alone.
+pub(super) fn origins(text: &str) -> Result<Vec<String>, Expected> {
+    const EXPECTED: Expected = "* or at most 64 origins such as https://chat.example.com, without a path";
+    let origins: Vec<String> = text.split(',').map(|origin| origin.trim().to_owned()).collect();
+    let usable = |origin: &String| {
+        let uri: Option<http::Uri> = origin.parse().ok();
+        let parts = uri.as_ref().and_then(|uri| Some((uri.scheme_str()?, uri.authority()?)));
+        // Browsers send lower case, and leave the scheme's own port out.
+        parts.is_some_and(|(scheme, authority)| {
+            let standard = if scheme == "https" { 443 } else { 80 };
+            matches!(scheme, "http" | "https")
+                && authority.port_u16() != Some(standard)
+                && authority.as_str().bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.:[]".contains(&byte))
+                && *origin == format!("{scheme}://{authority}").to_ascii_lowercase()
+        })
+    };
+    if origins == ["*"] || (origins.len() <= MAX_ORIGINS && origins.iter().all(usable)) {
+        Ok(origins)
+    } else {
+        Err(EXPECTED)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn origins_are_as_browsers_send_them() {
+        for text in ["*", "https://a.example", "http://localhost:3000", "https://a.example, https://b.example:8443"] {
+            assert_eq!(origins(text).unwrap().join(", "), text);
+        }
+        let many = vec!["https://a.example"; 65].join(",");
+        for text in [
+            "a.example",
+            "https://a.example/",
+            "https://a.example/chat",
+            "https://A.example",
+            "https://a.example:443",
+            "http://a.example:80",
+            "ftp://a.example",
+            "*,https://a.example",
+            "https://*.example",
+            "https://a.example,",
+            "null",
+            &many,
+        ] {
+            assert!(origins(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn durations_follow_go() {

@@ -387,6 +387,14 @@ pub(super) const GROUPS: &[Group] = &[
                 "Connections to the HTTP front; further ones are closed.",
             ),
             one(
+                "TANDEM_FRONT_CORS_ORIGINS",
+                "unset",
+                "origins, comma-separated, or `*`",
+                "",
+                "Origins whose pages may call the HTTP front from a browser, such as `https://chat.example.com`; at most 64. \
+                 Unset: none. (Behind Envoy, its CORS filter decides: see `deploy/envoy/envoy.yaml`.)",
+            ),
+            one(
                 "TANDEM_FRONT_BODY_TIMEOUT_SECONDS",
                 "300",
                 "seconds",

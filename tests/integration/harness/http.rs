@@ -63,6 +63,14 @@ impl Call {
         }
     }
 
+    /// A browser's question before a page of another origin may send a POST with these headers.
+    pub fn preflight(base: &str, path: &str, origin: &str, headers: &str) -> Call {
+        let call = Call { method: Method::OPTIONS, ..Call::get(base, path) };
+        call.header("origin", origin)
+            .header("access-control-request-method", "POST")
+            .header("access-control-request-headers", headers)
+    }
+
     /// A POST of JSON text.
     pub fn post(base: &str, path: &str, body: impl Into<Bytes>) -> Call {
         let call = Call { method: Method::POST, body: body.into(), ..Call::get(base, path) };

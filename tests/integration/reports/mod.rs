@@ -1,4 +1,5 @@
 //! What users of gateways like this one have reported, one kind of report in each file. Through real Envoy, with the
 //! shipped file where Envoy matters.
 
+mod cross_origin;
 mod scale_to_zero;

@@ -276,6 +276,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("TANDEM_RATE_LIMIT_FALLBACK", "src/state/limits/tests.rs", "r71_without_redis_the_setting_decides"),
     ("TANDEM_RATE_LIMIT_WAIT_MS", "src/state/limits/tests.rs", "nobody_waits_for_long_for_a_server_that_is_silent"),
     ("TANDEM_FRONT_MAX_CONNECTIONS", "src/front/tests.rs", "connections_are_counted_and_given_back"),
+    ("TANDEM_FRONT_CORS_ORIGINS", "tests/integration/reports/cross_origin.rs", "pages_of_named_origins_may_call"),
     ("TANDEM_FRONT_BODY_TIMEOUT_SECONDS", "src/front/tests.rs", "a_body_that_does_not_arrive_is_given_up"),
     ("TANDEM_FRONT_STALL_TIMEOUT_SECONDS", "src/front/tests.rs", "a_client_that_never_reads_loses_its_pod"),
     (
