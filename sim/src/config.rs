@@ -26,6 +26,8 @@ pub enum Connector {
     Nixl,
     /// Mooncake: both legs at once, matched by `transfer_id`.
     Mooncake,
+    /// AIBrix's own, over its KVCacheManager: prefill first; KV goes through shared storage and is found by content.
+    Aibrix,
 }
 
 /// When SGLang's chat and completion streams send their head. `/generate` always sends it at once.
@@ -271,6 +273,13 @@ impl EngineConfig {
     pub fn mooncake(mut self) -> EngineConfig {
         self.connector = Connector::Mooncake;
         self.lease = Duration::from_mins(8);
+        self
+    }
+
+    /// Makes it a vLLM engine with AIBrix's connector, which keeps nothing for a decode engine.
+    #[must_use]
+    pub fn aibrix(mut self) -> EngineConfig {
+        self.connector = Connector::Aibrix;
         self
     }
 

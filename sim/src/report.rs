@@ -50,7 +50,7 @@ pub enum ViolationKind {
     SamplingMismatch,
     /// TensorRT-LLM: `disagg_request_id` is missing or below 2^42, where workers keep their local ids.
     RequestIdTooSmall,
-    /// TensorRT-LLM: the context worker's parameters came back changed.
+    /// TensorRT-LLM, AIBrix's connector: the prefill engine's parameters came back changed.
     HandoffAltered,
 }
 

@@ -36,6 +36,8 @@ pub(crate) enum Handover {
     Nothing,
     /// It stays pinned under this id after the answer.
     Pinned(String),
+    /// It is written to shared storage before the answer, and freed here.
+    Stored,
     /// It is given to a decode engine before the answer.
     Met {
         /// The id both legs know.
@@ -211,6 +213,9 @@ async fn live(core: &Arc<Core>, job: &Job, tokens: Option<&mpsc::Sender<Emitted>
             let (tokens, blocks) = (job.prompt.tokens, core.block_ids(job.prompt.blocks()));
             pin(core, job, id, first_token, lease);
             Some(Produced { request_id: id.clone(), blocks, tokens, cached_tokens })
+        }
+        (Handover::Stored, Some(_)) if output.finish == Finish::Length => {
+            Some(Produced { request_id: String::new(), blocks: Vec::new(), tokens: job.prompt.tokens, cached_tokens })
         }
         _ => None,
     };

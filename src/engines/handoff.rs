@@ -4,6 +4,7 @@
 
 use bytes::Bytes;
 
+use super::vllm::maker::Flaw;
 use crate::fleet::Engine;
 use crate::request::scan::JsonObject;
 use crate::request::{Edit, Endpoint, ParsedBody, splice};
@@ -49,19 +50,24 @@ pub enum Handoff {
     /// The prefill answer had none (absent or null): decode computes everything itself.
     Absent,
     /// It lacked what a decode pod needs, so it was left out: decode computes everything itself.
-    Unusable,
+    Unusable(Flaw),
+    /// Nothing is known of the engine, and so of no hand-off either.
+    Needless,
 }
 
 impl Handoff {
     /// [`Handoff::label`] of a relayed one.
     pub const RELAYED: &'static str = "relayed";
+    /// [`Handoff::label`] of an unusable one.
+    pub const UNUSABLE: &'static str = "unusable";
 
-    /// The metric label, also `RequestRecord::handoff`.
+    /// The metric label, also `RequestRecord::handoff`; empty when there was none to do.
     pub fn label(self) -> &'static str {
         match self {
             Handoff::Relayed => Handoff::RELAYED,
             Handoff::Absent => "absent",
-            Handoff::Unusable => "unusable",
+            Handoff::Unusable(_) => Handoff::UNUSABLE,
+            Handoff::Needless => "",
         }
     }
 }

@@ -20,7 +20,7 @@ pub enum Merged {
         body: Bytes,
         /// What became of the hand-off.
         handoff: Handoff,
-        /// How long the prefill pod keeps the blocks, where the hand-off tells.
+        /// How long the prefill pod keeps blocks for a decode pod that does not come; `None` when it keeps none.
         lease: Option<Duration>,
     },
     /// The first token was the last one: the client gets this.
@@ -32,7 +32,10 @@ pub fn merge(protocol: Protocol, body: &ParsedBody, answer: &[u8], prefill_host:
     let relay = match protocol {
         Protocol::TrtContextFirst | Protocol::TrtGenerationFirst => {
             return Ok(match trtllm::merge(body, answer)? {
-                trtllm::Merged::Decode(body, handoff) => Merged::Decode { body, handoff, lease: None },
+                trtllm::Merged::Decode(body, handoff) => {
+                    let lease = Some(protocol.default_lease()).filter(|_| handoff == Handoff::Relayed);
+                    Merged::Decode { body, handoff, lease }
+                }
                 trtllm::Merged::Finished(finished) => Merged::Finished(finished),
             });
         }
@@ -42,7 +45,7 @@ pub fn merge(protocol: Protocol, body: &ParsedBody, answer: &[u8], prefill_host:
         Protocol::Plain | Protocol::Sglang => {
             JsonObject::parse(answer).map_err(|_| HandoffError::NotJson)?;
             let body = plain_body(body, Some(Engine::Other));
-            return Ok(Merged::Decode { body, handoff: Handoff::Absent, lease: None });
+            return Ok(Merged::Decode { body, handoff: Handoff::Needless, lease: None });
         }
     };
     Ok(Merged::Decode { body: relay.body, handoff: relay.handoff, lease: relay.lease })

@@ -4,6 +4,7 @@
 //! hand-off that a client wrote reaches a pod: it is an unauthenticated pointer into another pod's memory, and a bad
 //! one kills a decode server. For the same reason a hand-off from a prefill pod is checked before it is relayed.
 
+pub mod maker;
 pub mod mooncake;
 
 use std::time::Duration;
@@ -14,8 +15,9 @@ pub use super::handoff::{HANDOFF_KEYS, Handoff, HandoffError, hidden_handoff};
 use super::handoff::{prefill_edits, quoted, strip};
 use crate::fleet::Engine;
 use crate::knobs::KvConnector;
-use crate::request::scan::{JsonObject, decode_string, each_element};
+use crate::request::scan::JsonObject;
 use crate::request::{Edit, ParsedBody, splice};
+use maker::Maker;
 
 /// The hand-off of the `shfs` connector.
 const KV_PARAMS: &str = "kv_transfer_params";
@@ -33,7 +35,7 @@ pub struct Relay {
     pub body: Bytes,
     /// What became of the hand-off.
     pub handoff: Handoff,
-    /// How long the prefill pod keeps the blocks of a relayed hand-off, where its fields tell.
+    /// How long the prefill pod keeps the blocks that the hand-off names; `None` when it keeps none.
     pub lease: Option<Duration>,
 }
 
@@ -54,7 +56,8 @@ pub fn prefill_body(body: &ParsedBody, connector: KvConnector) -> Bytes {
 
 /// The body of the decode leg after a prefill answer. `prefill_host` replaces `remote_host` (no brackets), since
 /// engines report `localhost` unless they are configured; all else of the hand-off stays as the engine wrote it,
-/// unknown keys and large integers included. One hand-off is good for one decode attempt.
+/// unknown keys and large integers included. What a hand-off must have depends on the connector that made it
+/// ([`Maker`]). One hand-off is good for one decode attempt.
 pub fn decode_body(
     body: &ParsedBody,
     connector: KvConnector,
@@ -77,27 +80,15 @@ pub fn decode_body(
     if !params.starts_with('{') {
         return Err(HandoffError::WrongType(KV_PARAMS));
     }
-    let Some(object) = JsonObject::parse(params.as_bytes()).ok().filter(is_usable) else {
-        return Ok(Relay::without(body, Handoff::Unusable));
-    };
+    let object = JsonObject::parse(params.as_bytes()).map_err(|_| HandoffError::WrongType(KV_PARAMS))?;
+    let maker = Maker::of(&object);
+    let lease = maker.lease(&object);
+    if let Some(flaw) = maker.flaw(&object) {
+        return Ok(Relay { lease, ..Relay::without(body, Handoff::Unusable(flaw)) });
+    }
     let params = Bytes::copy_from_slice(params.as_bytes());
     let params = splice(&params, object.fields(), &[Edit::Set("remote_host", &quoted(prefill_host))]);
-    let lease = Some(lease_of(&object));
     Ok(Relay { body: with_handoff(body, KV_PARAMS, &params), handoff: Handoff::Relayed, lease })
-}
-
-/// How long the pod that wrote a hand-off keeps its blocks, as far as the fields tell its version (sections 2.2 and 2.6):
-/// 120 s in 0.11, 480 s once there is a `remote_request_id`, a lease of 30 s, which the decode pod renews, with the fields
-/// of the version that brought it. A pod configured otherwise keeps them for another time.
-pub fn lease_of(params: &JsonObject<'_>) -> Duration {
-    let leased = ["remote_blocks_expiry_time", "remote_num_tokens", "remote_registration_generation", "transfer_mode"];
-    if leased.iter().any(|key| params.get(key).is_some()) {
-        Duration::from_secs(30)
-    } else if params.get("remote_request_id").is_some() {
-        Duration::from_mins(8)
-    } else {
-        Duration::from_mins(2)
-    }
 }
 
 /// The client's body with this hand-off and no other. (Of two edits of one key the later one counts.)
@@ -111,42 +102,6 @@ fn with_handoff(body: &ParsedBody, key: &str, value: &[u8]) -> Bytes {
 /// there is nothing to strip.
 pub fn plain_body(body: &ParsedBody) -> Bytes {
     super::plain_body(body, Some(Engine::Vllm))
-}
-
-/// Whether a decode pod can work with these parameters (section 2.7). What lacks here crashes decode servers, or
-/// parks the request for ever.
-fn is_usable(params: &JsonObject<'_>) -> bool {
-    let is_text = |value: &str| decode_string(value).is_some_and(|text| !text.is_empty());
-    let has_text = |key| params.get(key).is_some_and(is_text);
-    params.get("do_remote_prefill") == Some("true")
-        && has_text("remote_engine_id")
-        && has_text("remote_host")
-        // Older engines have no such key; where there is one, an empty one kills the decode server.
-        && params.get("remote_request_id").is_none_or(is_text)
-        && params.get("remote_port").and_then(|port| port.parse::<u16>().ok()).is_some_and(|port| port > 0)
-        && params.get("remote_block_ids").is_some_and(has_blocks)
-}
-
-/// Whether a list of block ids, or of lists of them (one per KV-cache group), names at least one block and nothing
-/// that is no block.
-fn has_blocks(value: &str) -> bool {
-    let is_id = |id: &str| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
-    let (mut flat, mut nested, mut ids) = (false, false, 0_usize);
-    let read = each_element(value, |element| {
-        if element.starts_with('[') {
-            nested = true;
-            each_element(element, |id| {
-                ids += 1;
-                is_id(id)
-            })
-            .is_ok()
-        } else {
-            flat = true;
-            ids += 1;
-            is_id(element)
-        }
-    });
-    read.is_ok() && ids > 0 && flat != nested
 }
 
 #[cfg(test)]

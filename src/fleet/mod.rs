@@ -20,6 +20,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use arc_swap::ArcSwap;
 
@@ -264,6 +265,8 @@ pub struct PodState {
     pub health: Arc<Health>,
     /// The last scraped engine metrics.
     pub signals: ArcSwap<Signals>,
+    /// A hand-off of this prefill pod could not be used, and the log says so.
+    pub handoff_lost: AtomicBool,
     /// Metric labels of the pod as it was first seen. They stay for the life of the incarnation, so that a gauge goes
     /// down in the series in which it went up; [`PodSpec::metric_labels`] has the present ones.
     pub labels: Arc<PodLabels>,
@@ -285,6 +288,7 @@ impl PodState {
             load,
             health: Arc::default(),
             signals: ArcSwap::from_pointee(Signals::unknown()),
+            handoff_lost: AtomicBool::new(false),
             labels,
         }
     }

@@ -106,6 +106,7 @@ pub(crate) async fn read(core: &Arc<Core>, api: Api, head: &Parts, body: &[u8], 
                 Produce::Nothing => Handover::Nothing,
                 Produce::Answered => Handover::Pinned(internal_id(core, api, &id, number, sample, samples)),
                 Produce::Named(transfer_id) => Handover::Pinned(transfer_id.clone()),
+                Produce::Stored => Handover::Stored,
             };
             jobs.push(Job {
                 seq,

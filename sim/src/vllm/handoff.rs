@@ -34,6 +34,8 @@ pub(crate) enum Produce {
     Answered,
     /// Both legs know this `transfer_id` (Mooncake).
     Named(String),
+    /// It lies in shared storage, and the answer says so (AIBrix).
+    Stored,
 }
 
 /// The members of `kv_transfer_params`.
@@ -56,6 +58,18 @@ struct Offer<'a> {
     remote_blocks_expiry_time: Option<f64>,
     transfer_mode: &'a str,
     remote_prefill_cached_tokens: u32,
+}
+
+/// The same of AIBrix's connector, which has nothing to say but that it has written the KV.
+#[derive(Debug, Serialize)]
+struct StoredOffer<'a> {
+    do_remote_prefill: bool,
+    do_remote_decode: bool,
+    remote_block_ids: [u64; 0],
+    remote_engine_id: &'a str,
+    remote_host: &'a str,
+    remote_port: i32,
+    tp_size: u32,
 }
 
 /// Reads the hand-off fields for an engine of this role.
@@ -81,22 +95,44 @@ pub(crate) async fn read(
         let detail = format!("{:?} engine: do_remote_decode {produce}, do_remote_prefill {consume}", core.config.role);
         core.violate(Some(seq), ViolationKind::HandoffMisplaced, detail);
     }
-    let mooncake = core.config.connector == Connector::Mooncake;
-    let source = match core.config.role {
-        Role::Decode if consume && mooncake => awaited(core, &params, seq)?,
-        Role::Decode if consume => consumed(core, &params, seq, refused).await?,
-        Role::Decode => told(core, fields, seq),
-        Role::Prefill | Role::Combined => Source::Local,
+    let connector = core.config.connector;
+    let source = match (core.config.role, connector) {
+        (Role::Decode, Connector::Mooncake) if consume => awaited(core, &params, seq)?,
+        (Role::Decode, Connector::Aibrix) if consume => stored(core, &params, seq),
+        (Role::Decode, Connector::Nixl) if consume => consumed(core, &params, seq, refused).await?,
+        (Role::Decode, _) => told(core, fields, seq),
+        (Role::Prefill | Role::Combined, _) => Source::Local,
     };
-    let produce = match (produce && core.config.role == Role::Prefill, mooncake) {
+    let produce = match (produce && core.config.role == Role::Prefill, connector) {
         (false, _) => Produce::Nothing,
-        (true, false) => Produce::Answered,
-        (true, true) => match text(&params, "transfer_id") {
+        (true, Connector::Nixl) => Produce::Answered,
+        (true, Connector::Aibrix) => Produce::Stored,
+        (true, Connector::Mooncake) => match text(&params, "transfer_id") {
             Some(id) => Produce::Named(id),
             None => return Err(lacking(core, &params, seq)),
         },
     };
     Ok(Handoff { source, produce })
+}
+
+/// AIBrix: the KV that the prompt itself names in shared storage. The real connector looks at nothing but
+/// `do_remote_prefill`; what a gateway has no reason to change is checked here all the same.
+fn stored(core: &Core, params: &Params, seq: u64) -> Source {
+    if core.config.strict {
+        let of_connector = value(params, "remote_block_ids") == serde_json::json!([])
+            && value(params, "remote_port") == serde_json::json!(-1)
+            && value(params, "tp_size").is_u64();
+        if text(params, "remote_engine_id").is_none() {
+            core.violate(Some(seq), ViolationKind::HandoffIncomplete, members(params));
+        } else if !of_connector {
+            core.violate(Some(seq), ViolationKind::HandoffAltered, members(params));
+        }
+        let host = text(params, "remote_host").unwrap_or_default();
+        if host.parse::<std::net::IpAddr>().is_err() {
+            core.violate(Some(seq), ViolationKind::HostNotReplaced, format!("remote_host is {host:?}"));
+        }
+    }
+    Source::Told
 }
 
 /// Mooncake: the KV of `transfer_id`, which the engine at `remote_bootstrap_addr` may still have to make.
@@ -171,11 +207,15 @@ async fn incomplete(core: &Core, params: &Params, seq: u64, hangs: bool, refused
 
 /// Writes down a hand-off that lacks something.
 fn lacking(core: &Core, params: &Params, seq: u64) -> Failure {
+    core.violate(Some(seq), ViolationKind::HandoffIncomplete, members(params));
+    Failure::engine_dead()
+}
+
+/// A hand-off as text, ordered and not too long.
+fn members(params: &Params) -> String {
     let mut members: Vec<_> = params.iter().map(|(name, raw)| format!("{name}: {}", raw.get())).collect();
     members.sort_unstable();
-    let detail: String = members.join(", ").chars().take(512).collect();
-    core.violate(Some(seq), ViolationKind::HandoffIncomplete, detail);
-    Failure::engine_dead()
+    members.join(", ").chars().take(512).collect()
 }
 
 /// Crashes the engine when it drops, which includes the client's leaving.
@@ -218,7 +258,20 @@ pub(crate) fn offered(core: &Core, produced: Option<&Produced>, fault: Option<&F
         }
         return Some(scripted);
     }
-    let produced = produced.filter(|_| core.config.connector == Connector::Nixl)?;
+    let produced = produced?;
+    if core.config.connector != Connector::Nixl {
+        let params = StoredOffer {
+            do_remote_prefill: true,
+            do_remote_decode: false,
+            remote_block_ids: [],
+            remote_engine_id: &core.engine_id,
+            remote_host: "",
+            remote_port: -1,
+            tp_size: 1,
+        };
+        let offer = (core.config.connector == Connector::Aibrix).then(|| serde_json::to_string(&params).ok());
+        return RawValue::from_string(offer??).ok();
+    }
     let params = Offer {
         do_remote_prefill: true,
         do_remote_decode: false,

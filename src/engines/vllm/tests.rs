@@ -236,7 +236,8 @@ fn interop_12_handoffs_of_the_wrong_type_or_without_substance() {
         replaced("remote_block_ids", json!("1")),
         without("remote_block_ids"),
     ] {
-        assert_eq!(decode(&chat(""), &unusable), Ok((clean.clone(), Handoff::Unusable)), "{unusable}");
+        let (body, handoff) = decode(&chat(""), &unusable).unwrap();
+        assert!(body == clean && matches!(handoff, Handoff::Unusable(_)), "{unusable}: {handoff:?}");
     }
     for usable in [
         replaced("remote_port", json!(1)),
@@ -277,7 +278,16 @@ fn the_fields_of_a_handoff_tell_how_long_its_blocks_stay() {
     let relay = decode_body(&chat(""), KvConnector::Shfs, answer.as_bytes(), "10.0.0.5").unwrap();
     assert_eq!(relay.lease, Some(Duration::from_secs(30)));
     let unusable = decode_body(&chat(""), KvConnector::Shfs, b"{\"kv_transfer_params\":{}}", "10.0.0.5").unwrap();
-    assert_eq!((unusable.handoff, unusable.lease), (Handoff::Unusable, None));
+    assert_eq!((unusable.handoff, unusable.lease), (Handoff::Unusable(maker::Flaw::Unknown), None));
+}
+
+#[test]
+fn the_hand_off_of_aibrixs_connector_is_relayed_as_it_came() {
+    let written = r#"{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [], "remote_engine_id": "c0ffee", "remote_host": "HOST", "remote_port": -1, "tp_size": 8}"#;
+    let answer = format!("{{\"kv_transfer_params\":{}}}", written.replace("HOST", ""));
+    let relay = decode_body(&chat(""), KvConnector::Shfs, answer.as_bytes(), "10.0.0.5").unwrap();
+    assert_eq!((relay.handoff, relay.lease), (Handoff::Relayed, None));
+    assert!(text(&relay.body).contains(&written.replace("HOST", "10.0.0.5")), "{:?}", relay.body);
 }
 
 #[test]

@@ -124,7 +124,7 @@ impl Exchange {
             Outcome::EngineErrorEvent | Outcome::AnswerCut => !self.content,
             Outcome::Success | Outcome::ClientGone | Outcome::Shutdown => false,
         };
-        self.unclaimed || self.record.handoff == Handoff::Unusable.label() || relayed && unanswered
+        self.unclaimed || self.record.handoff == Handoff::UNUSABLE || relayed && unanswered
     }
 
     /// Gives back what the request is charged; the blocks that a finished prefill leaves behind stay charged for as long
@@ -132,7 +132,8 @@ impl Exchange {
     pub(super) fn release_charges(&mut self, now: Tick, left_behind: bool) {
         let Some(charges) = self.charges.take() else { return };
         let prefilled = self.record.timings.prefill_end;
-        let lease = self.world.knobs.pd.kv_lease.or(self.lease).filter(|_| left_behind);
+        // A prefill pod that keeps nothing keeps nothing for any time.
+        let lease = self.lease.map(|told| self.world.knobs.pd.kv_lease.unwrap_or(told)).filter(|_| left_behind);
         match (prefilled, lease) {
             // The lease began when the prefill ended.
             (Some(prefilled), Some(lease)) => charges.tokens.strand(prefilled.plus(lease), now),

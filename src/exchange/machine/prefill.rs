@@ -1,5 +1,6 @@
 //! What becomes of a prefill leg.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Exchange, Legs, Prefilling, State};
@@ -8,6 +9,7 @@ use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
 use crate::engines::{self, Handoff, Merged, Protocol};
 use crate::error::{ApiError, Reason};
 use crate::exchange::event::Effect;
+use crate::fleet::PodState;
 use crate::telemetry::{AbortResult, AbortTrigger, Outcome, PrefillOutcome, PrefillStage, RetryReason};
 
 /// How long a decode pod has for taking in a request that nobody waits for.
@@ -67,7 +69,8 @@ impl Exchange {
             Ok(Merged::Decode { body, handoff, lease }) => {
                 leg.finish(PrefillOutcome::Success);
                 self.record.handoff = handoff.label();
-                self.lease = lease.or_else(|| legs.lease());
+                self.lease = lease;
+                note_loss(&legs.prefill.state, handoff);
                 if handoff == Handoff::Relayed && self.handoff_age(now) > self.world.knobs.pd.handoff_deadline {
                     return self.too_late(now, effects);
                 }
@@ -114,8 +117,10 @@ impl Exchange {
             Ok(Merged::Decode { body, handoff: Handoff::Relayed, lease }) => {
                 leg.finish(PrefillOutcome::Success);
                 self.record.handoff = Handoff::Relayed.label();
-                self.lease = lease.or_else(|| legs.lease());
-                if self.handoff_age(now) <= self.world.knobs.pd.handoff_deadline {
+                self.lease = lease;
+                // Neuron's answer does not say what its pod keeps.
+                let keeps = lease.is_some() || legs.protocol == Protocol::VllmNixl;
+                if keeps && self.handoff_age(now) <= self.world.knobs.pd.handoff_deadline {
                     effects.push(Effect::Deliver(Box::new(LegRequest {
                         address: std::sync::Arc::clone(&legs.decode.address),
                         path: self.path(),
@@ -187,5 +192,23 @@ impl Exchange {
             }
             _ => self.refuse(now, error, effects),
         }
+    }
+}
+
+/// Warns of a prefill pod whose work is lost, once for each pod: its configuration is at fault, and every request says the
+/// same. How many requests it is, `tandem_handoff_total` counts.
+fn note_loss(pod: &PodState, handoff: Handoff) {
+    let why = match handoff {
+        Handoff::Relayed | Handoff::Needless => return,
+        Handoff::Absent => "its answer holds none".to_owned(),
+        Handoff::Unusable(flaw) => flaw.to_string(),
+    };
+    if !pod.handoff_lost.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            pod = &*pod.labels.pod,
+            namespace = &*pod.labels.namespace,
+            why,
+            "a prefill pod's hand-off cannot be used: decode pods compute its prompts again; not told again of this pod"
+        );
     }
 }

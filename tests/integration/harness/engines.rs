@@ -156,7 +156,7 @@ impl Sandbox {
 /// What a pod has to say of the engine in it.
 fn described(pod: PodManifest, engine: &Engine) -> PodManifest {
     match (engine.config().dialect, engine.config().connector) {
-        (Dialect::Vllm, Connector::Nixl) => pod,
+        (Dialect::Vllm, Connector::Nixl | Connector::Aibrix) => pod,
         (Dialect::Vllm, Connector::Mooncake) => pod.label("model.aibrix.ai/kv-connector-type", "mooncake"),
         (Dialect::Trtllm, _) => pod.engine("trtllm"),
         (Dialect::Sglang, _) => match engine.bootstrap_port() {
