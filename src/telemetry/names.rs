@@ -227,7 +227,7 @@ metrics! {
         "Rolesets of the model that lack a routable prefill pod or a routable decode pod, and so take no requests.";
     EngineQueryFail "llm_engine_metrics_query_fail" Counter POD,
         "Scrapes of a pod's engine metrics that failed.";
-    Handoff "tandem_handoff_total" Counter &["outcome"],
+    Handoff "tandem_handoff_total" Counter &["model", "outcome"],
         "What became of the KV hand-off between the legs: `relayed`, `absent` from the prefill answer, or `unusable`.";
     SelectionConflicts "tandem_selection_conflicts_total" Counter &[],
         "Selections that decided again because another request was charged in between.";

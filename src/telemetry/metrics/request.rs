@@ -54,6 +54,11 @@ impl Metrics {
     /// A request ended: counters, buckets and its one log line. Called once per request. With `trace`, it becomes the
     /// exemplar of its buckets.
     pub fn finish(&self, record: &RequestRecord, trace: Option<SampledTrace>) {
+        // As the reference: what names no model is no request to one. Envoy has its own account of it.
+        if record.outcome == Outcome::Passed {
+            tracing::debug!(target: "tandem::request", request_id = record.request_id.as_str(), "passed to Envoy's routes");
+            return;
+        }
         let durations = Durations::of(record);
         let model = record.model.as_deref().unwrap_or(UNKNOWN_MODEL);
         self.count_request(record, model);
@@ -62,7 +67,7 @@ impl Metrics {
             self.count_durations(&durations, model, trace);
         }
         if !record.handoff.is_empty() {
-            self.count(Metric::Handoff, &[record.handoff], 1);
+            self.count(Metric::Handoff, &[model, record.handoff], 1);
         }
         log(record, &durations);
     }

@@ -158,7 +158,7 @@ fn r19_a_finished_request_is_counted_everywhere_once() {
         (format!("gateway_tpot_bucket_total{}", bucket("20-50ms")), 1.0),
         (format!("gateway_decode_time_bucket_total{}", bucket("1000-2000ms")), 1.0),
         (format!("gateway_total_time_bucket_total{}", bucket("1000-5000ms")), 1.0),
-        ("tandem_handoff_total{outcome=\"relayed\"}".to_owned(), 1.0),
+        ("tandem_handoff_total{model=\"llama\",outcome=\"relayed\"}".to_owned(), 1.0),
     ];
     for (series, count) in &expected {
         assert_eq!(value(&page, series), Some(*count), "{series}\n{page}");

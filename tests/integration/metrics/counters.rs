@@ -77,7 +77,7 @@ async fn every_end_of_a_request_is_counted_by_its_name() {
             ("gateway_prefill_outstanding_requests", &[("", 0.0)]),
             ("pd_selected_prefill_pod_total", &[(PREFILL_POD, 1.0)]),
             ("pd_selected_decode_pod_total", &[(DECODE_POD, 1.0)]),
-            ("tandem_handoff_total", &[("outcome=relayed", 1.0)]),
+            ("tandem_handoff_total", &[("model=m,outcome=relayed", 1.0)]),
             ("gateway_in_flight_requests", &[("", 0.0)]),
             ("gateway_model_in_flight_requests", &[("model=m", 0.0)]),
         ],
