@@ -47,7 +47,8 @@ pub fn body(data: &[u8]) {
             let (Some(client), Some(prefill), Some(decode)) = (object(&raw), object(&prefill), object(&decode)) else {
                 continue;
             };
-            assert_eq!((&prefill["max_tokens"], &prefill["stream"]), (&Value::from(1), &Value::from(false)));
+            let limit = &prefill[tandem::engines::limit_field(endpoint)];
+            assert_eq!((limit, &prefill["stream"]), (&Value::from(1), &Value::from(false)));
             for gone in ["stream_options", "min_tokens"] {
                 assert!(!prefill.contains_key(gone), "{gone}");
             }

@@ -4,10 +4,11 @@
 
 use bytes::Bytes;
 
+use super::endpoints::one_token;
 use super::vllm::maker::Flaw;
 use crate::fleet::Engine;
 use crate::request::scan::JsonObject;
-use crate::request::{Edit, Endpoint, ParsedBody, splice};
+use crate::request::{Edit, ParsedBody, splice};
 
 /// Hand-off keys that no client may send to any pod, of whatever engine: pods serve strategies other than `pd` too, and
 /// each of these names memory or an address that the pod would go to.
@@ -107,25 +108,15 @@ pub(super) fn strip(engine: Engine) -> Vec<Edit<'static>> {
 /// The edits of every prefill leg (the PD document; `engine-protocols` section 1.2): one token, not streamed, none of
 /// the client's hand-offs.
 pub(super) fn prefill_edits(body: &ParsedBody, engine: Engine) -> Vec<Edit<'static>> {
-    let mut edits = vec![
-        Edit::Set("max_tokens", b"1"),
-        // TensorRT-LLM refuses a chat request with both names, and any other with this one.
-        if engine == Engine::Trtllm {
-            Edit::Remove("max_completion_tokens")
-        } else {
-            Edit::Set("max_completion_tokens", b"1")
-        },
+    let mut edits = one_token(body.endpoint, engine);
+    edits.extend([
         Edit::Set("stream", b"false"),
         // Refused without `stream`.
         Edit::Remove("stream_options"),
-        // Refused when larger than `max_tokens`.
+        // Refused when larger than the limit.
         Edit::Remove("min_tokens"),
-    ];
+    ]);
     edits.extend(strip(engine));
-    if body.endpoint == Endpoint::Responses {
-        // This API knows neither of the two other names: without it the prefill pod would write the whole answer.
-        edits.push(Edit::Set("max_output_tokens", b"1"));
-    }
     edits
 }
 

@@ -1,6 +1,7 @@
 //! Engine dialects: body edits as pure functions from bytes to bytes, hand-off validation, leg plans; and the one
 //! place that makes the prefill call, and asks prefill pods what a request needs to know of them.
 
+pub mod endpoints;
 pub mod errors;
 mod handoff;
 pub mod leg;
@@ -12,6 +13,7 @@ pub mod sglang;
 pub mod trtllm;
 pub mod vllm;
 
+pub use endpoints::{hands_over, limit_field};
 pub use handoff::{Bodies, Handoff, HandoffError, hidden_handoff, plain_body};
 pub use merge::{Merged, merge};
 pub use outcome::{accept_prefill, concurrent_failure, failure_of, failure_text, lookup_failure};

@@ -4,6 +4,7 @@
 //! Such a request goes to a combined pod. Without one, a vLLM decode pod computes it alone, prompt included: slower, but
 //! right. Decode pods of SGLang and TensorRT-LLM cannot do that, so there the client is told which field it is.
 
+use crate::engines;
 use crate::fleet::Engine;
 use crate::request::{Endpoint, ParsedBody};
 use crate::routing::Splittable;
@@ -22,9 +23,11 @@ impl Whole {
     pub fn refusal(self, engine: Engine) -> String {
         let engine = engine.name();
         match self {
-            Whole::Endpoint(endpoint) => {
-                format!("{} needs a pod that serves requests whole, which this model does not have", endpoint.path())
-            }
+            Whole::Endpoint(endpoint) => format!(
+                "{} does not work with prefill and decode on different {engine} pods, and this model has no pod that serves \
+                 requests whole",
+                endpoint.path()
+            ),
             Whole::Field(field) => format!(
                 "field \"{field}\" does not work with prefill and decode on different {engine} pods, and this model has no \
                  pod that serves requests whole"
@@ -52,15 +55,7 @@ pub fn splittable(whole: Option<Whole>, engine: Engine) -> Splittable {
 
 /// Whether a request has to be served whole by pods of this engine, and why.
 pub fn whole(body: &ParsedBody, engine: Engine) -> Option<Whole> {
-    let generates = matches!(
-        body.endpoint,
-        Endpoint::ChatCompletions
-            | Endpoint::Completions
-            | Endpoint::Messages
-            | Endpoint::Responses
-            | Endpoint::Generate
-    );
-    if !generates {
+    if !engines::hands_over(engine, body.endpoint) {
         return Some(Whole::Endpoint(body.endpoint));
     }
     let fields = Fields(body);

@@ -334,10 +334,16 @@ fn without_a_handoff_the_prefill_pod_still_makes_one_token() {
 
 #[test]
 fn responses_have_their_own_limit() {
-    let body = parse(Endpoint::Responses, r#"{"model":"m","input":"x","max_output_tokens":500}"#);
-    let prefill: Value = serde_json::from_str(&prefill(&body)).unwrap();
-    assert_eq!(prefill["max_output_tokens"], json!(1));
-    assert!(decode(&body, REAL).unwrap().0.contains(r#""max_output_tokens":500"#));
+    for members in
+        [r#","max_output_tokens":500"#, "", r#","max_tokens":7,"max_completion_tokens":9,"max_output_tokens":500"#]
+    {
+        let body = parse(Endpoint::Responses, &format!(r#"{{"model":"m","input":"x"{members}}}"#));
+        let prefill: Value = serde_json::from_str(&prefill(&body)).unwrap();
+        let limits =
+            ["max_output_tokens", "max_tokens", "max_completion_tokens"].map(|name| prefill.get(name).cloned());
+        assert_eq!(limits, [Some(json!(1)), None, None], "{members}");
+        assert!(decode(&body, REAL).unwrap().0.contains(members), "the decode leg keeps what the client wrote");
+    }
 }
 
 #[test]
