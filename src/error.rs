@@ -358,6 +358,13 @@ impl ApiError {
         self
     }
 
+    /// Adds headers that an engine sent and that are fit for the client.
+    #[must_use]
+    pub fn with_headers(mut self, headers: &HeaderMap) -> ApiError {
+        self.extra.extend(headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        self
+    }
+
     /// Answers with these bytes instead of the JSON error object.
     #[must_use]
     pub fn with_verbatim_body(mut self, content_type: HeaderValue, body: Bytes) -> ApiError {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use opentelemetry::trace::SpanContext;
@@ -34,7 +34,9 @@ impl Driver {
                         }
                         let mut span = branch.abort(&target, PATH, resent, leg.as_ref());
                         span.attribute("tandem.abort.trigger", trigger.label());
-                        let call = tokio::time::timeout(timeout, call(&client, &target, &mut span, body.clone()));
+                        let key = world.knobs.engine_auth.authorization.as_ref();
+                        let call = call(&client, &target, &mut span, key, body.clone());
+                        let call = tokio::time::timeout(timeout, call);
                         let failure = call.await.unwrap_or(Err("timeout")).err();
                         let result = if failure.is_none() { AbortResult::Ok } else { AbortResult::Error };
                         match failure {
@@ -54,8 +56,15 @@ impl Driver {
 }
 
 /// Whether the pod took it, or why not. It says 200 also to an id that it does not know.
-async fn call(client: &EngineClient, target: &str, span: &mut LegSpan, body: Bytes) -> Result<(), &'static str> {
+async fn call(
+    client: &EngineClient,
+    target: &str,
+    span: &mut LegSpan,
+    authorization: Option<&HeaderValue>,
+    body: Bytes,
+) -> Result<(), &'static str> {
     let mut headers = span.headers().clone();
+    headers.extend(authorization.map(|value| (AUTHORIZATION, value.clone())));
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let response = client.post(target, PATH, headers, body).await.map_err(|_| "transport")?;
     let status = response.status();

@@ -94,7 +94,8 @@ impl Driver {
         stops: Stops,
     ) -> Driver {
         let client = EngineClient::new();
-        let lookups = Arc::new(Lookups::new(client.clone(), tasks.clone()));
+        let lookups =
+            Arc::new(Lookups::new(client.clone(), world.knobs.engine_auth.authorization.clone(), tasks.clone()));
         Driver { world, client, lookups, clock, seeds, tracer, tasks, stops, wakes: Arc::default() }
     }
 

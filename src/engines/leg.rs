@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
+use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -28,8 +27,8 @@ pub enum LegOutcome {
     Answered {
         /// Its status.
         status: StatusCode,
-        /// Its content type.
-        content_type: Option<HeaderValue>,
+        /// What it says about trying again, when it is a refusal; see [`advice`].
+        advice: HeaderMap,
         /// Its whole body.
         body: Bytes,
     },
@@ -171,8 +170,15 @@ impl EngineClient {
 
     /// Sends a GET and reads the answer, `timeout` bounding the whole exchange. A redirect is an answer, and is not
     /// followed.
-    pub async fn ask(&self, address: &str, path: &str, timeout: Duration, max_answer_bytes: usize) -> LegOutcome {
-        let response = async { self.send(build(Method::GET, address, path, HeaderMap::new(), Bytes::new())?).await };
+    pub async fn ask(
+        &self,
+        address: &str,
+        path: &str,
+        headers: HeaderMap,
+        timeout: Duration,
+        max_answer_bytes: usize,
+    ) -> LegOutcome {
+        let response = async { self.send(build(Method::GET, address, path, headers, Bytes::new())?).await };
         outcome(response, timeout, max_answer_bytes).await
     }
 }
@@ -196,7 +202,7 @@ async fn outcome(
         })?;
         Ok(LegOutcome::Answered {
             status: head.status,
-            content_type: head.headers.get(CONTENT_TYPE).cloned(),
+            advice: if head.status == StatusCode::OK { HeaderMap::new() } else { advice(&head.headers) },
             body: body.to_bytes(),
         })
     };
@@ -209,6 +215,25 @@ async fn outcome(
             sent: true,
         },
     }
+}
+
+/// Headers by which a server tells a client when to try again, and how much it may ask for.
+const ADVICE: [&str; 5] = ["retry-after", "retry-after-ms", "x-should-retry", "ratelimit", "ratelimit-policy"];
+
+/// Beginnings of the names of others.
+const ADVICE_PREFIXES: [&str; 3] = ["ratelimit-", "x-ratelimit-", "anthropic-ratelimit-"];
+
+/// Most headers of that kind that are passed on, and the longest value, bytes.
+const MAX_ADVICE: usize = 16;
+const MAX_ADVICE_BYTES: usize = 256;
+
+/// The headers of a refusal that the client gets from a prefill pod as it would from the pod that answers. Few and short
+/// ones: an engine is no source to be trusted with memory.
+pub fn advice(headers: &HeaderMap) -> HeaderMap {
+    let is_advice =
+        |name: &str| ADVICE.contains(&name) || ADVICE_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    let advice = headers.iter().filter(|(name, value)| is_advice(name.as_str()) && value.len() <= MAX_ADVICE_BYTES);
+    advice.take(MAX_ADVICE).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// A call that brought no answer.

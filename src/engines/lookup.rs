@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use http::StatusCode;
+use http::header::AUTHORIZATION;
+use http::{HeaderValue, StatusCode};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
@@ -151,6 +152,8 @@ struct Entry {
 #[derive(Debug)]
 struct Shared {
     client: EngineClient,
+    /// What engines are shown.
+    authorization: Option<HeaderValue>,
     /// Read without a lock; written by those who hold the one below.
     ready: papaya::HashMap<Key, Entry, foldhash::fast::RandomState>,
     running: Mutex<HashMap<Key, watch::Receiver<Option<Answer>>>>,
@@ -164,10 +167,10 @@ pub struct Lookups {
 }
 
 impl Lookups {
-    /// An empty one; questions run as `tasks`, for a few seconds at most.
-    pub fn new(client: EngineClient, tasks: TaskTracker) -> Lookups {
+    /// An empty one; questions show engines this `authorization`, and run as `tasks`, for a few seconds at most.
+    pub fn new(client: EngineClient, authorization: Option<HeaderValue>, tasks: TaskTracker) -> Lookups {
         let ready = papaya::HashMap::with_hasher(foldhash::fast::RandomState::default());
-        let shared = Shared { client, ready, running: Mutex::default() };
+        let shared = Shared { client, authorization, ready, running: Mutex::default() };
         Lookups { shared: Arc::new(shared), tasks }
     }
 
@@ -221,7 +224,8 @@ impl Shared {
 
     async fn fetch(&self, (pod, kind): &Key) -> Answer {
         let address = kind.address(&pod.address);
-        match self.client.ask(&address, kind.path(), kind.timeout(), MAX_ANSWER_BYTES).await {
+        let headers = self.authorization.iter().map(|value| (AUTHORIZATION, value.clone())).collect();
+        match self.client.ask(&address, kind.path(), headers, kind.timeout(), MAX_ANSWER_BYTES).await {
             LegOutcome::Answered { status: StatusCode::OK, body, .. } => kind.read(&body).map(Arc::new),
             LegOutcome::Answered { status, .. } => Err(LookupError::Status(status)),
             LegOutcome::Failed { class, detail, .. } => Err(LookupError::Failed { class, detail }),

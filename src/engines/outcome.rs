@@ -17,10 +17,12 @@ const MAX_VERBATIM_BYTES: usize = 64 * 1024;
 pub fn accept_prefill(outcome: &LegOutcome) -> Result<&Bytes, ApiError> {
     match outcome {
         LegOutcome::Answered { status: StatusCode::OK, body, .. } => Ok(body),
-        LegOutcome::Answered { status, body, .. } if status.is_client_error() => Err(rejected(*status, body)),
-        LegOutcome::Answered { status, body, .. } => {
+        LegOutcome::Answered { status, advice, body } if status.is_client_error() => {
+            Err(rejected(*status, body).with_headers(advice))
+        }
+        LegOutcome::Answered { status, advice, body } => {
             let said = error_message(body).unwrap_or_else(|| format!("status {}", status.as_u16()));
-            Err(failed(LegFailure::HttpStatus, &said))
+            Err(failed(LegFailure::HttpStatus, &said).with_headers(advice))
         }
         LegOutcome::Failed { class, detail, .. } => Err(failed(*class, detail)),
     }
@@ -44,10 +46,10 @@ pub fn concurrent_failure(outcome: &LegOutcome) -> ApiError {
     match outcome {
         LegOutcome::Failed { detail, .. } => failed(class, detail),
         LegOutcome::Answered { status: StatusCode::OK, .. } => failed(class, "the answer is not a JSON object"),
-        LegOutcome::Answered { status, body, .. } => {
+        LegOutcome::Answered { status, advice, body } => {
             let said = error_message(body).unwrap_or_else(|| format!("status {}", status.as_u16()));
             let passed = if is_known_error(status.as_u16()) { *status } else { StatusCode::BAD_GATEWAY };
-            failed(class, &said).with_status(passed)
+            failed(class, &said).with_status(passed).with_headers(advice)
         }
     }
 }
@@ -93,12 +95,14 @@ pub fn failure_text(class: LegFailure, detail: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderMap;
+
     use super::*;
 
     fn answered(status: u16, body: &'static str) -> LegOutcome {
         LegOutcome::Answered {
             status: StatusCode::from_u16(status).unwrap(),
-            content_type: None,
+            advice: HeaderMap::new(),
             body: Bytes::from_static(body.as_bytes()),
         }
     }
@@ -164,6 +168,57 @@ mod tests {
         }
         let long = "x".repeat(300).leak();
         assert!(concurrent_failure(&answered(500, long)).message.len() <= 256 + 45);
+    }
+
+    #[test]
+    fn what_a_refusal_says_about_trying_again_reaches_the_client() {
+        let given = |status: u16| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in [
+                ("retry-after", "17"),
+                ("retry-after-ms", "16500"),
+                ("x-should-retry", "true"),
+                ("ratelimit", "limit=10, remaining=0, reset=17"),
+                ("ratelimit-policy", "10;w=60"),
+                ("ratelimit-remaining", "0"),
+                ("x-ratelimit-limit-requests", "10"),
+                ("x-ratelimit-reset-tokens", "6m0s"),
+                ("anthropic-ratelimit-requests-reset", "2026-12-01T00:00:00Z"),
+                ("content-type", "application/json"),
+                ("server", "uvicorn"),
+                ("set-cookie", "a=b"),
+                ("x-request-id", "theirs"),
+            ] {
+                headers.append(name, HeaderValue::from_static(value));
+            }
+            let advice = super::super::leg::advice(&headers);
+            assert_eq!(advice.len(), 9, "{advice:?}");
+            LegOutcome::Answered { status: StatusCode::from_u16(status).unwrap(), advice, body: Bytes::new() }
+        };
+        for status in [429, 503, 500] {
+            for error in [accept_prefill(&given(status)).unwrap_err(), concurrent_failure(&given(status))] {
+                let headers = error.headers();
+                for (name, value) in
+                    [("retry-after", "17"), ("ratelimit-policy", "10;w=60"), ("x-ratelimit-reset-tokens", "6m0s")]
+                {
+                    assert_eq!(headers[name], value, "{status}");
+                }
+                assert!(!headers.contains_key("server") && !headers.contains_key("set-cookie"));
+            }
+        }
+    }
+
+    #[test]
+    fn advice_is_bounded() {
+        let mut headers = HeaderMap::new();
+        let long = "x".repeat(257);
+        headers.insert("retry-after", HeaderValue::from_str(&long).unwrap());
+        assert!(super::super::leg::advice(&headers).is_empty());
+        for number in 0..40 {
+            let name = http::HeaderName::from_bytes(format!("x-ratelimit-{number}").as_bytes()).unwrap();
+            headers.insert(name, HeaderValue::from_static("1"));
+        }
+        assert_eq!(super::super::leg::advice(&headers).len(), 16);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use super::{PrepareJob, Prepared};
 use crate::engines::leg::{LegOutcome, LegRequest};
@@ -129,6 +129,8 @@ pub struct RoutePlan {
     pub path: String,
     /// Headers to set on the request.
     pub set_headers: Vec<(&'static str, String)>,
+    /// What the engine is shown in place of the client's `authorization`; `headers` have it too.
+    pub authorization: Option<HeaderValue>,
     /// All headers of the request for an adapter that sends it itself, complete but for trace context.
     pub headers: HeaderMap,
     /// The body.
@@ -184,6 +186,11 @@ pub struct OwnAnswer {
 pub enum Effect {
     /// Go on to the body, without these headers.
     AcceptHead {
+        /// Names of headers to take away.
+        remove: Vec<String>,
+    },
+    /// The request is not for the gateway: go on without it, by the peer's own routes, without these headers (Envoy only).
+    Pass {
         /// Names of headers to take away.
         remove: Vec<String>,
     },

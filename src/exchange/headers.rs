@@ -1,6 +1,6 @@
 //! Which headers go where.
 
-use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST};
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Headers by which a client could steer a leg or an engine past the gateway: taken away in both directions of trust.
@@ -51,10 +51,16 @@ pub fn names_to_strip(headers: &HeaderMap) -> Vec<String> {
         .collect()
 }
 
+/// The same of a request that goes on by Envoy's own routes without the gateway. Its answer may be compressed.
+pub fn names_to_strip_in_passing(headers: &HeaderMap) -> Vec<String> {
+    let names = headers.keys().map(HeaderName::as_str);
+    names.filter(|name| forbidden(name) && *name != ACCEPT_ENCODING).map(str::to_owned).collect()
+}
+
 /// The client's headers as a leg may carry them: without hop-by-hop headers and those that a `connection` header
-/// names, without what would mislead an engine, with a content type (JSON, unless the client says otherwise) and
-/// this attempt's `x-request-id`.
-pub fn leg_headers(client: &HeaderMap, request_id: &str) -> HeaderMap {
+/// names, without what would mislead an engine, with a content type (JSON, unless the client says otherwise), this
+/// attempt's `x-request-id`, and the engines' own `authorization` where they have one.
+pub fn leg_headers(client: &HeaderMap, request_id: &str, authorization: Option<&HeaderValue>) -> HeaderMap {
     let named = named_by_connection(client);
     let mut headers = HeaderMap::with_capacity(client.len() + 2);
     for (name, value) in client {
@@ -75,7 +81,16 @@ pub fn leg_headers(client: &HeaderMap, request_id: &str) -> HeaderMap {
     if let Ok(value) = HeaderValue::from_str(request_id) {
         headers.insert(HeaderName::from_static("x-request-id"), value);
     }
+    if let Some(value) = authorization {
+        headers.insert(AUTHORIZATION, value.clone());
+    }
     headers
+}
+
+/// Takes the gateway's own token out of a request that has shown it: it opens the gateway, and engines, their logs and
+/// whoever stands before them have no use for it. Returns the header's name if it was there.
+pub fn withhold_token(headers: &mut HeaderMap) -> Option<String> {
+    headers.remove(AUTHORIZATION).map(|_| AUTHORIZATION.as_str().to_owned())
 }
 
 /// Takes away what concerns one connection only, so that an answer can go on over another one. Its trailers are not
@@ -136,13 +151,16 @@ mod tests {
             ("routing-strategy", b"pd"),
             ("x-request-id", b"client"),
         ]);
-        let leg = leg_headers(&client, "R");
+        let leg = leg_headers(&client, "R", None);
         let mut names: Vec<_> = leg.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["authorization", "content-type", "x-odd", "x-request-id", "x-vllm-priority"]);
         assert_eq!(leg["x-request-id"], "R");
         assert_eq!(leg.get_all("x-request-id").iter().count(), 1);
         assert_eq!(leg["content-type"], "application/json");
+        let own = HeaderValue::from_static("Bearer engines");
+        let leg = leg_headers(&client, "R", Some(&own));
+        assert_eq!(leg.get_all("authorization").iter().collect::<Vec<_>>(), [&own]);
     }
 
     #[test]

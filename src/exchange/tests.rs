@@ -10,6 +10,7 @@ mod legs;
 mod limits;
 mod models;
 mod orders;
+mod passing;
 mod profiles;
 mod ranks;
 mod shared_limits;
@@ -97,7 +98,7 @@ fn sent(text: String) -> Event {
 fn prefill_ok() -> Event {
     Event::Prefill(LegOutcome::Answered {
         status: StatusCode::OK,
-        content_type: None,
+        advice: HeaderMap::new(),
         body: Bytes::from_static(
             br#"{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,
             "remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"localhost",
@@ -186,6 +187,7 @@ impl Run {
 fn name_of(effect: &Effect) -> &'static str {
     match effect {
         Effect::AcceptHead { .. } => "accept",
+        Effect::Pass { .. } => "pass",
         Effect::Prepare(_) => "prepare",
         Effect::ChargeLimits(_) => "charge",
         Effect::ExtendTimeout(_) => "extend",
@@ -276,7 +278,7 @@ fn refused_requests_touch_no_pod() {
     let long = "x".repeat(2 << 20).leak();
     for (name, events, status, reason) in [
         ("unknown path", vec![head_of("/v1/nope", Method::POST, &[], false)], 501, Reason::UnknownPath),
-        ("wrong method", vec![head_of("/v1/completions", Method::GET, &[], true)], 405, Reason::MethodNotAllowed),
+        ("wrong method", vec![head_of("/v1/completions", Method::PUT, &[], false)], 405, Reason::MethodNotAllowed),
         ("no body", vec![head_of("/v1/completions", Method::POST, &[], true)], 400, Reason::BodyInvalid),
         ("announced too long", vec![head(&[("content-length", "99999999999")])], 413, Reason::BodyTooLarge),
         ("too long", vec![head(&[]), body(long)], 413, Reason::BodyTooLarge),
@@ -342,7 +344,7 @@ fn prefill_failures_reach_the_client_and_release() {
         (
             Event::Prefill(LegOutcome::Answered {
                 status: StatusCode::BAD_REQUEST,
-                content_type: None,
+                advice: HeaderMap::new(),
                 body: Bytes::from_static(b"{\"error\":{\"message\":\"too long\"}}"),
             }),
             400,
@@ -351,7 +353,7 @@ fn prefill_failures_reach_the_client_and_release() {
         (
             Event::Prefill(LegOutcome::Answered {
                 status: StatusCode::OK,
-                content_type: None,
+                advice: HeaderMap::new(),
                 body: Bytes::from_static(b"{\"kv_transfer_params\":\"oops\"}"),
             }),
             502,
@@ -406,7 +408,7 @@ fn interop_15b_a_client_that_leaves_between_the_legs_lets_the_decode_pod_hear_of
     // Nothing is held where there is no hand-off.
     let absent = LegOutcome::Answered {
         status: StatusCode::OK,
-        content_type: None,
+        advice: HeaderMap::new(),
         body: Bytes::from_static(b"{\"kv_transfer_params\":null}"),
     };
     for outcome in [Event::Prefill(absent), prefill_failed()] {

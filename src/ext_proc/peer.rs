@@ -140,7 +140,8 @@ impl Peer for EnvoyPeer {
 
     async fn apply(&mut self, effect: Effect) {
         match effect {
-            Effect::AcceptHead { remove } => self.reply(reply::accept_head(remove)).await,
+            // After a request that passes the stream ends well, and Envoy goes on without asking about the answer.
+            Effect::AcceptHead { remove } | Effect::Pass { remove } => self.reply(reply::accept_head(remove)).await,
             Effect::ExtendTimeout(wait) => self.reply(reply::extend_timeout(wait)).await,
             Effect::ForwardHead(add) => self.reply(reply::forward_head(&add)).await,
             Effect::ForwardChunk if self.trailers => {}

@@ -34,7 +34,7 @@ fn options(headers: &HeaderMap) -> Vec<HeaderValueOption> {
     headers.iter().map(|(name, value)| set_header(name.as_str(), value.as_bytes())).collect()
 }
 
-/// Reply to request headers: go on to the body.
+/// Reply to request headers: go on, to the body if there is one.
 pub fn accept_head(remove: Vec<String>) -> ProcessingResponse {
     let set_headers = vec![set_header("x-went-into-req-headers", b"true")];
     response(Reply::RequestHeaders(headers_response(HeaderMutation { set_headers, remove_headers: remove })))
@@ -54,6 +54,7 @@ pub fn route(plan: RoutePlan, trace_headers: &HeaderMap) -> ProcessingResponse {
     let mut set_headers: Vec<_> =
         plan.set_headers.iter().map(|(name, value)| set_header(name, value.as_bytes())).collect();
     set_headers.extend(options(trace_headers));
+    set_headers.extend(plan.authorization.map(|value| set_header("authorization", value.as_bytes())));
     // Envoy fails a request whose length and body disagree.
     set_headers.push(set_header("content-length", plan.body.len().to_string().as_bytes()));
     let common = CommonResponse {

@@ -7,6 +7,7 @@ pub(crate) mod aibrix;
 mod carried;
 mod decode;
 mod docs;
+mod engine_auth;
 mod env;
 mod inert;
 mod kubernetes;
@@ -30,6 +31,7 @@ use subtle::ConstantTimeEq as _;
 
 pub use decode::{AbortKnobs, DecodeTimer, DecodeWatchdog};
 pub use docs::configuration_markdown;
+pub use engine_auth::EngineAuth;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
 pub use kubernetes::KubernetesKnobs;
 pub use models::ModelKnobs;
@@ -417,6 +419,8 @@ pub struct Knobs {
     pub auth_bearer_token: Option<Secret>,
     /// `AIBRIX_DISABLE_RATE_LIMITING` (false): limits of models and users do not hold, users are not looked up.
     pub disable_rate_limiting: bool,
+    /// What engines are shown.
+    pub engine_auth: EngineAuth,
     /// `TANDEM_ADMIN_TOKEN` (unset): guards metrics and `/debug/…`.
     pub admin_token: Option<Secret>,
     /// `AIBRIX_TTFT_THRESHOLD_S` (1 s): slower first tokens count in `gateway_first_token_delay_over_1s_total`.

@@ -7,7 +7,8 @@ use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
     Addressing, Drain, Ejection, Knobs, KvConnector, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs, Secret,
-    Tokenizer, carried, decode, inert, kubernetes, limits, models, otel, parse_strategy, plane, settings, tls,
+    Tokenizer, carried, decode, engine_auth, inert, kubernetes, limits, models, otel, parse_strategy, plane, settings,
+    tls,
 };
 
 /// How much of a bad value a warning repeats.
@@ -25,11 +26,11 @@ impl Reader<'_> {
         self.environment.get(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
-    fn record(&mut self, name: &'static str, value: String, origin: Origin) {
+    pub(super) fn record(&mut self, name: &'static str, value: String, origin: Origin) {
         self.report.settings.push(Setting { name, value, origin });
     }
 
-    fn complain(&mut self, name: &'static str, text: &str, expected: &str, instead: &str) {
+    pub(super) fn complain(&mut self, name: &'static str, text: &str, expected: &str, instead: &str) {
         self.report.config_errors += 1;
         let shown = shorten(text);
         self.report.warnings.push(format!("{name} is {shown:?}, but must be {expected}: using {instead}"));
@@ -207,6 +208,7 @@ impl Knobs {
         let auth_bearer_token = reader.secret("AIBRIX_AUTH_BEARER_TOKEN");
         let disable_rate_limiting =
             reader.value("AIBRIX_DISABLE_RATE_LIMITING", false, parse::boolean, bool::to_string);
+        let engine_auth = engine_auth::read(&mut reader);
         let admin_token = reader.secret("TANDEM_ADMIN_TOKEN");
         let ttft_threshold =
             reader.value("AIBRIX_TTFT_THRESHOLD_S", Duration::from_secs(1), parse::decimal_seconds, |duration| {
@@ -253,6 +255,7 @@ impl Knobs {
             routing_algorithm,
             auth_bearer_token,
             disable_rate_limiting,
+            engine_auth,
             admin_token,
             ttft_threshold,
             log,

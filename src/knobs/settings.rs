@@ -62,6 +62,20 @@ pub(super) const GROUPS: &[Group] = &[
                 "The limits of models and users do not hold, and users are not looked up (see [limits](limits.md)).",
             ),
             one(
+                "TANDEM_ENGINE_API_KEY",
+                "unset",
+                "secret",
+                "",
+                "Sent to engines as a bearer token with every request, in place of what the client sent.",
+            ),
+            one(
+                "TANDEM_FORWARD_AUTH_TOKEN",
+                "false",
+                "boolean",
+                "",
+                "Engines get `AIBRIX_AUTH_BEARER_TOKEN` as clients send it. Otherwise it ends here.",
+            ),
+            one(
                 "TANDEM_ADMIN_TOKEN",
                 "unset",
                 "secret",

@@ -268,6 +268,7 @@ fn variables_without_effect_are_named_once() {
 fn secrets_stay_out_of_the_report() {
     let (knobs, report) = read(&[
         ("AIBRIX_AUTH_BEARER_TOKEN", "hunter2"),
+        ("TANDEM_ENGINE_API_KEY", "hunter2"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20hunter2"),
         ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "hunter2"),
         ("PROMETHEUS_BASIC_AUTH_PASSWORD", "hunter2"),
@@ -275,7 +276,12 @@ fn secrets_stay_out_of_the_report() {
         ("REDIS_PASSWORD", "hunter2"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter2@collector:4317"),
     ]);
-    let shown = format!("{report:?} {} {:?} {:?}", report.table(), knobs.auth_bearer_token, knobs.otel.headers);
+    let shown = format!(
+        "{report:?} {} {:?} {:?}",
+        report.table(),
+        knobs.auth_bearer_token,
+        (&knobs.otel.headers, &knobs.engine_auth)
+    );
     assert!(shown.contains("http://[secret]@collector:4317"), "{shown}");
     assert!(!shown.contains("hunter2"), "{shown}");
     assert_eq!(knobs.auth_bearer_token.unwrap().expose(), "hunter2");

@@ -13,6 +13,8 @@ use crate::response::Usage;
 pub enum Outcome {
     /// The client got a complete 2xx answer.
     Success,
+    /// It was none of the gateway's business: Envoy's own routes have it, and the gateway does not see its answer.
+    Passed,
     /// The gateway ended it.
     Failed(Reason),
     /// The engine answered with this error status, passed on unchanged.
@@ -32,6 +34,7 @@ impl Outcome {
     pub fn label(self) -> &'static str {
         match self {
             Outcome::Success => "gateway_request_success",
+            Outcome::Passed => "passed",
             Outcome::Failed(reason) => reason.label(),
             Outcome::EngineStatus(_) => "gateway_rsp_headers_fail",
             Outcome::EngineErrorEvent => "engine_error_event",

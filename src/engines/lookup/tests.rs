@@ -74,7 +74,7 @@ impl Pod {
 }
 
 fn lookups() -> Lookups {
-    Lookups::new(EngineClient::new(), TaskTracker::new())
+    Lookups::new(EngineClient::new(), None, TaskTracker::new())
 }
 
 fn info(answer: &str) -> Answer {

@@ -122,7 +122,7 @@ impl Exchange {
             Outcome::EngineStatus(status) => status >= 400 && ![400, 404, 422].contains(&status),
             Outcome::Failed(_) => self.record.timings.answer_head.is_none() || !self.content,
             Outcome::EngineErrorEvent | Outcome::AnswerCut => !self.content,
-            Outcome::Success | Outcome::ClientGone | Outcome::Shutdown => false,
+            Outcome::Success | Outcome::Passed | Outcome::ClientGone | Outcome::Shutdown => false,
         };
         self.unclaimed || self.record.handoff == Handoff::UNUSABLE || relayed && unanswered
     }

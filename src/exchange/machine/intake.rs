@@ -10,23 +10,27 @@ use super::{Exchange, Routing, State, Unresolved};
 use crate::clock::Tick;
 use crate::engines::{self, Protocol};
 use crate::error::{ApiError, Reason};
-use crate::exchange::event::{Effect, RequestHead, WakeCall};
-use crate::exchange::headers::{names_to_strip, text};
+use crate::exchange::event::{Adapter, Effect, RequestHead, WakeCall};
+use crate::exchange::headers::{names_to_strip, names_to_strip_in_passing, text, withhold_token};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::{answer, auto, plan};
 use crate::fleet::{ClaimState, Model, Pod, join_host_port};
 use crate::request::{BodyError, Endpoint, ParsedBody};
 use crate::routing::{PromptLength, Strategy};
-use crate::telemetry::{Limit, moment};
+use crate::telemetry::{Limit, Outcome, moment};
 
 /// When a client of a model without pods may ask again, seconds (the reference's, for sleeping models).
 pub(super) const RETRY_AFTER: &str = "10";
 
 impl Exchange {
-    pub(super) fn on_head(&mut self, now: Tick, head: RequestHead, effects: &mut Vec<Effect>) -> State {
+    pub(super) fn on_head(&mut self, now: Tick, mut head: RequestHead, effects: &mut Vec<Effect>) -> State {
         self.record.request_id.clone_from(&head.request_id);
+        if passes(self.adapter, &head) {
+            return self.pass(now, head, effects);
+        }
         let checked = self.check_head(&head).and_then(|endpoint| self.reserve(head.size()).map(|()| endpoint));
-        let remove = names_to_strip(&head.headers);
+        let mut remove = names_to_strip(&head.headers);
+        remove.extend(self.withhold_token(&mut head.headers));
         let end = head.end;
         self.head = Some(head);
         match checked {
@@ -41,6 +45,25 @@ impl Exchange {
                 State::AwaitBody
             }
         }
+    }
+
+    /// Envoy's routes answer it, or say that they cannot: the gateway keeps nothing of it. Whoever wants into the house shows
+    /// the token here as well.
+    fn pass(&mut self, now: Tick, mut head: RequestHead, effects: &mut Vec<Effect>) -> State {
+        if let Err(error) = answer::check_api_key(self.world.knobs.auth_bearer_token.as_ref(), &head.headers) {
+            return self.refuse(now, error, effects);
+        }
+        let mut remove = names_to_strip_in_passing(&head.headers);
+        remove.extend(self.withhold_token(&mut head.headers));
+        effects.push(Effect::Pass { remove });
+        self.end(now, Outcome::Passed, effects)
+    }
+
+    /// Where the gateway has a token, that is what clients have in `authorization`.
+    fn withhold_token(&self, headers: &mut HeaderMap) -> Option<String> {
+        let knobs = &self.world.knobs;
+        let withheld = knobs.auth_bearer_token.is_some() && !knobs.engine_auth.forward_token;
+        if withheld { withhold_token(headers) } else { None }
     }
 
     fn check_head(&self, head: &RequestHead) -> Result<Endpoint, ApiError> {
@@ -278,7 +301,9 @@ impl Exchange {
         }
         if plan.strategy == Some(Strategy::Pd) {
             let protocol = Protocol::of(plan.engine, plan.knobs.kv_connector, plan.knobs.trt_generation_first);
-            if let Some(key) = body.duplicate_of(protocol.controlled_keys()) {
+            // Of an endpoint with a limit of its own, that is edited too.
+            let limit = [engines::limit_field(body.endpoint)];
+            if let Some(key) = body.duplicate_of(protocol.controlled_keys()).or_else(|| body.duplicate_of(&limit)) {
                 let text = format!("duplicate top-level key \"{key}\" in request body");
                 return Err(ApiError::new(Reason::InvalidPdRequest, text));
             }
@@ -317,6 +342,13 @@ fn not_up(model: &str, claim: ClaimState) -> ApiError {
         .with_param("model")
         .with_header("x-error-no-model-backends", &shown);
     if claim == ClaimState::Failed { error } else { error.with_header("retry-after", RETRY_AFTER) }
+}
+
+/// Whether a request goes on to Envoy's own routes without the gateway: one without a body, as with the reference, whatever
+/// its path. (An inference request whose body is empty is a mistake, which the gateway explains.)
+fn passes(adapter: Adapter, head: &RequestHead) -> bool {
+    let inference = head.method == Method::POST && Endpoint::from_path(&head.path).is_some();
+    adapter == Adapter::Envoy && head.end && !inference
 }
 
 /// `content-length`, when it is a number.

@@ -352,6 +352,7 @@ impl Exchange {
             address: pod.map(|pod| Arc::clone(&pod.address)),
             path: self.path(),
             set_headers,
+            authorization: self.world.knobs.engine_auth.authorization.clone(),
             headers: self.leg_headers(&attempt),
             body,
         };
@@ -425,7 +426,8 @@ impl Exchange {
     }
 
     pub(super) fn leg_headers(&self, attempt: &str) -> HeaderMap {
-        self.head.as_ref().map(|head| leg_headers(&head.headers, attempt)).unwrap_or_default()
+        let own = self.world.knobs.engine_auth.authorization.as_ref();
+        self.head.as_ref().map(|head| leg_headers(&head.headers, attempt, own)).unwrap_or_default()
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn failed(class: LegFailure, sent: bool) -> Event {
 pub(super) fn answered(status: u16, text: &'static str) -> Event {
     Event::Prefill(LegOutcome::Answered {
         status: StatusCode::from_u16(status).unwrap(),
-        content_type: None,
+        advice: HeaderMap::new(),
         body: Bytes::from_static(text.as_bytes()),
     })
 }

@@ -148,7 +148,7 @@ fn r42_what_else_leaves_blocks_behind() {
     assert!(tokens(&world, "p").is_zero());
     let invalid = Event::Prefill(LegOutcome::Answered {
         status: StatusCode::OK,
-        content_type: None,
+        advice: HeaderMap::new(),
         body: Bytes::from_static(br#"{"choices":[],"kv_transfer_params":"none of this"}"#),
     });
     let mut run = Run::new(Arc::clone(&world));

@@ -200,7 +200,7 @@ impl RequestTrace {
             root.set_attributes(attributes::ending(record));
             // Explicit, since the layer calls a span failed in which an error was logged.
             root.set_status(match record.outcome {
-                Outcome::Success => Status::Ok,
+                Outcome::Success | Outcome::Passed => Status::Ok,
                 outcome => Status::error(outcome.label()),
             });
         }

@@ -95,10 +95,11 @@ async fn clients_cannot_choose_the_dialled_address() {
                 assert_eq!(foreign, None);
             }
             // Refusals, requests without a body, and the list of models.
+            // Through Envoy, those without a body end at its last route.
             for (call, status) in [
-                (Call::get(&path, CHAT), 405),
-                (Call::get(&path, "/"), 501),
-                (Call::get(&path, "/admin"), 501),
+                (Call::get(&path, CHAT), if through_envoy { 404 } else { 405 }),
+                (Call::get(&path, "/"), if through_envoy { 404 } else { 501 }),
+                (Call::get(&path, "/admin"), if through_envoy { 404 } else { 501 }),
                 (Call::post(&path, CHAT, ""), 400),
                 (Call::post(&path, "/v1/nothing", chat(true)), 501),
                 (Call::get(&path, "/v1/models"), 200),

@@ -77,6 +77,12 @@ impl Call {
         call.header("content-type", "application/json")
     }
 
+    /// Another method.
+    #[must_use]
+    pub fn method(self, method: Method) -> Call {
+        Call { method, ..self }
+    }
+
     /// Adds a header.
     #[must_use]
     pub fn header(mut self, name: &str, value: &str) -> Call {

@@ -72,7 +72,7 @@ async fn no_lease_is_charged_when_decode_fails_or_the_hand_off_is_refused() {
             assert_eq!(only(&sandbox.decode[0]).body, BODY, "{unusable}");
         }
         sandbox.clear();
-        sandbox.decode[0].script(Fault::on("/v1/").answer(500, "application/json", "{}".into()));
+        sandbox.decode[0].script(Fault::on("/v1/").answer(500, "application/json", "{}"));
         assert_eq!(Call::post(&path, PATH, BODY).send().await.status, 500);
         assert!(raw(&only(&sandbox.decode[0]).body, "kv_transfer_params").is_some());
     }

@@ -10,6 +10,7 @@ mod data_parallel;
 mod kills;
 mod mooncake;
 mod own_routes;
+mod passing;
 mod profiles;
 mod rolesets;
 mod routes;

@@ -56,6 +56,9 @@ const ROWS: &[Row] = &[
     row("POD_NAME", ["gw-9", "", ""], replica_in_metrics, ["host", "gw-9"]),
     row("ROUTING_ALGORITHM", ["least-request", "best", ""], strategy_by_default, ["none", "least-request"]),
     row("AIBRIX_AUTH_BEARER_TOKEN", ["secret", "", ""], without_a_token, ["0", "401"]),
+    row("TANDEM_ENGINE_API_KEY", ["k", "\u{7f}", ""], shown_to_engines, ["Bearer secret", "Bearer k"]),
+    row("TANDEM_FORWARD_AUTH_TOKEN", ["true", "yes", ""], shown_to_engines, ["nothing", "Bearer secret"])
+        .beside(&[("AIBRIX_AUTH_BEARER_TOKEN", "secret")]),
     row("AIBRIX_TTFT_THRESHOLD_S", ["0.4", "soon", ""], first_token, ["fast", "slow"]),
     row("TANDEM_WAKE_SLEEPING_MODELS", ["false", "yes", ""], woken, ["10.0.0.5:8080", ""]),
     row("TANDEM_MODEL_RUNTIME_PORT", ["9", "0", ""], woken, ["10.0.0.5:8080", "10.0.0.5:9"]),

@@ -160,6 +160,19 @@ pub(super) fn woken(given: &Given<'_>) -> String {
     calls.collect()
 }
 
+/// What both legs of a client with a token have in `authorization`.
+pub(super) fn shown_to_engines(given: &Given<'_>) -> String {
+    let headers = [("routing-strategy", "pd"), ("authorization", "Bearer secret")];
+    let mut run = Scene::new(given, TWO_AND_TWO).ask_with(&headers, "hello");
+    run.feed(prefill_ok());
+    let shown =
+        |headers: &http::HeaderMap| headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
+    let prefill = shown(&prefill_call(&run).headers);
+    let Some(Effect::Route(plan)) = run.effects.last() else { panic!("{:?}", run.names()) };
+    assert_eq!(shown(&plan.headers), prefill);
+    prefill.unwrap_or_else(|| "nothing".to_owned())
+}
+
 /// A request of about 1400 bytes of body and 300 of head.
 pub(super) fn long_request(given: &Given<'_>) -> String {
     refused(&Scene::new(given, TWO_AND_TWO).ask())
