@@ -104,7 +104,7 @@ mod tests {
         };
         let client = EngineClient::new();
         let mut span = Branch::default().abort(&target, PATH, 0, None);
-        let both = async { tokio::join!(call(&client, &target, &mut span, Bytes::from_static(b"{}")), serve) };
+        let both = async { tokio::join!(call(&client, &target, &mut span, None, Bytes::from_static(b"{}")), serve) };
         let (result, written) = tokio::time::timeout(std::time::Duration::from_secs(30), both).await.unwrap();
         assert_eq!(result, Err("bad_response"));
         // What the kernel takes for the two of them.

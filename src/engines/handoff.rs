@@ -52,7 +52,7 @@ pub enum Handoff {
     Absent,
     /// It lacked what a decode pod needs, so it was left out: decode computes everything itself.
     Unusable(Flaw),
-    /// Nothing is known of the engine, and so of no hand-off either.
+    /// There is none to be made: nothing is known of the engine, or the decode pod finds the KV by itself.
     Needless,
 }
 

@@ -86,6 +86,9 @@ pub fn decode_body(
     if let Some(flaw) = maker.flaw(&object) {
         return Ok(Relay { lease, ..Relay::without(body, Handoff::Unusable(flaw)) });
     }
+    if maker == Maker::Lmcache {
+        return Ok(Relay::without(body, Handoff::Needless));
+    }
     let params = Bytes::copy_from_slice(params.as_bytes());
     let params = splice(&params, object.fields(), &[Edit::Set("remote_host", &quoted(prefill_host))]);
     Ok(Relay { body: with_handoff(body, KV_PARAMS, &params), handoff: Handoff::Relayed, lease })

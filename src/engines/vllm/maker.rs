@@ -16,13 +16,16 @@ pub enum Maker {
     Aibrix,
     /// vLLM's `MooncakeConnector`, which names a transfer. Both of its legs are sent at once, so its pods must be labelled.
     Mooncake,
+    /// LMCache's multi-process connector: the KV lies in LMCache's server and is found by content. What it answers are notes,
+    /// of which a decode pod needs none.
+    Lmcache,
     /// None of these, or an empty object.
     Unknown,
 }
 
 impl Maker {
     /// Every maker.
-    pub const ALL: [Maker; 4] = [Maker::Nixl, Maker::Aibrix, Maker::Mooncake, Maker::Unknown];
+    pub const ALL: [Maker; 5] = [Maker::Nixl, Maker::Aibrix, Maker::Mooncake, Maker::Lmcache, Maker::Unknown];
 
     /// The maker of this object.
     pub fn of(params: &JsonObject<'_>) -> Maker {
@@ -33,6 +36,8 @@ impl Maker {
             Maker::Mooncake
         } else if ["do_remote_prefill", "remote_engine_id", "remote_block_ids", "remote_port"].into_iter().any(has) {
             Maker::Nixl
+        } else if !params.fields().is_empty() && params.fields().iter().all(|field| is_of_lmcache(&field.key)) {
+            Maker::Lmcache
         } else {
             Maker::Unknown
         }
@@ -43,6 +48,7 @@ impl Maker {
         match self {
             Maker::Mooncake => return Some(Flaw::Mooncake),
             Maker::Unknown => return Some(Flaw::Unknown),
+            Maker::Lmcache => return None,
             Maker::Nixl | Maker::Aibrix => {}
         }
         let has_text = |key| params.get(key).is_some_and(is_text);
@@ -109,6 +115,11 @@ pub enum Flaw {
     /// Nothing is known of such an object.
     #[error("no known connector writes it")]
     Unknown,
+}
+
+/// `num_lmcache_extra_cached_tokens` and whatever else LMCache marks as its own.
+fn is_of_lmcache(key: &str) -> bool {
+    key.starts_with("num_lmcache_") || key.starts_with("lmcache.")
 }
 
 /// How AIBrix's connector says that nobody has to be asked.
@@ -248,6 +259,9 @@ mod tests {
             (with(aibrix(), "remote_port", json!(null)), Nixl, Some(Flaw::Host), None),
             (json!({"transfer_id": "t", "do_remote_prefill": true}), Mooncake, Some(Flaw::Mooncake), None),
             (json!({"remote_bootstrap_addr": "http://h:8998"}), Mooncake, Some(Flaw::Mooncake), None),
+            (json!({"num_lmcache_extra_cached_tokens": 0}), Maker::Lmcache, None, None),
+            (json!({"lmcache.note": {}, "num_lmcache_extra_cached_tokens": 7}), Maker::Lmcache, None, None),
+            (json!({"num_lmcache_extra_cached_tokens": 0, "else": 1}), Unknown, Some(Flaw::Unknown), None),
             (json!({}), Unknown, Some(Flaw::Unknown), None),
             (json!({"first_tok": 5}), Unknown, Some(Flaw::Unknown), None),
             (json!({"remote_port": null, "remote_engine_id": null}), Unknown, Some(Flaw::Unknown), None),
