@@ -43,6 +43,14 @@ pub(super) fn notes(reader: &Reader<'_>, prefix: &PrefixKnobs, plane: &PlaneKnob
                 .to_owned(),
         );
     }
+    let shows_own = reader.raw("TANDEM_ENGINE_API_KEY").is_some() || is(reader, "TANDEM_FORWARD_AUTH_TOKEN", true);
+    if reader.raw("AIBRIX_AUTH_BEARER_TOKEN").is_some() && !shows_own {
+        notes.push(
+            "AIBRIX_AUTH_BEARER_TOKEN is set, and ends here: engines that want a key get it from TANDEM_ENGINE_API_KEY, or the \
+             token itself by TANDEM_FORWARD_AUTH_TOKEN=true"
+                .to_owned(),
+        );
+    }
     if reader.raw("ROUTING_ALGORITHM").is_some_and(|strategy| strategy == "random") {
         notes.push(
             "ROUTING_ALGORITHM is random: requests that name no strategy go to any pod, and are not split between prefill and \

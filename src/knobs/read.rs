@@ -208,7 +208,6 @@ impl Knobs {
         let auth_bearer_token = reader.secret("AIBRIX_AUTH_BEARER_TOKEN");
         let disable_rate_limiting =
             reader.value("AIBRIX_DISABLE_RATE_LIMITING", false, parse::boolean, bool::to_string);
-        let engine_auth = engine_auth::read(&mut reader);
         let admin_token = reader.secret("TANDEM_ADMIN_TOKEN");
         let ttft_threshold =
             reader.value("AIBRIX_TTFT_THRESHOLD_S", Duration::from_secs(1), parse::decimal_seconds, |duration| {
@@ -238,6 +237,7 @@ impl Knobs {
         };
         let scrape = read_scrape(&mut reader);
         let prefix = read_prefix(&mut reader);
+        let engine_auth = engine_auth::read(&mut reader);
         let tls = tls::read(&mut reader, &mut refusals);
         let plane = plane::read(&mut reader);
         let kubernetes = kubernetes::read(&mut reader);

@@ -1,5 +1,6 @@
 //! The table of settings: what `docs/configuration.md` and the start-up report list, in this order.
 
+mod engine_auth;
 mod kubernetes;
 mod models;
 mod otel;
@@ -60,20 +61,6 @@ pub(super) const GROUPS: &[Group] = &[
                 "boolean",
                 "",
                 "The limits of models and users do not hold, and users are not looked up (see [limits](limits.md)).",
-            ),
-            one(
-                "TANDEM_ENGINE_API_KEY",
-                "unset",
-                "secret",
-                "",
-                "Sent to engines as a bearer token with every request, in place of what the client sent.",
-            ),
-            one(
-                "TANDEM_FORWARD_AUTH_TOKEN",
-                "false",
-                "boolean",
-                "",
-                "Engines get `AIBRIX_AUTH_BEARER_TOKEN` as clients send it. Otherwise it ends here.",
             ),
             one(
                 "TANDEM_ADMIN_TOKEN",
@@ -508,6 +495,7 @@ pub(super) const GROUPS: &[Group] = &[
     },
     kubernetes::KUBERNETES,
     models::MODELS,
+    engine_auth::ENGINE_AUTH,
     tls::TLS,
     plane::PLANE,
     otel::OTEL,
