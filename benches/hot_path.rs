@@ -267,7 +267,7 @@ fn requests(bench: &Bench) {
             exchange.on(now, Event::Body { data: body.clone(), end: true }, &mut effects);
             let prefill = LegOutcome::Answered {
                 status: StatusCode::OK,
-                content_type: None,
+                advice: HeaderMap::new(),
                 body: Bytes::from_static(PREFILL_ANSWER),
             };
             exchange.on(now, Event::Prefill(prefill), &mut effects);

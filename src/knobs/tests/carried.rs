@@ -35,7 +35,16 @@ fn the_reference_manifests_cost_what_the_report_says_and_nothing_else() {
     for (manifest, added, costs) in [
         ("kustomization", &[][..], &["AIBRIX_STATESYNC_ENABLED"][..]),
         ("release", RELEASE, &["AIBRIX_STATESYNC_ENABLED", "AIBRIX_PREFIX_CACHE_BLOCK_NUMBER"]),
-        ("chart", CHART, &["AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", "AIBRIX_STATESYNC_ENABLED", "ROUTING_ALGORITHM"]),
+        (
+            "chart",
+            CHART,
+            &[
+                "AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES",
+                "AIBRIX_STATESYNC_ENABLED",
+                "AIBRIX_AUTH_BEARER_TOKEN",
+                "ROUTING_ALGORITHM",
+            ],
+        ),
     ] {
         let (knobs, report) = read(&[KUSTOMIZATION, added].concat());
         // Not built.
