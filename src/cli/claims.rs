@@ -34,6 +34,8 @@ const CLAIMS: &[Claim] = &[
     claim("security.md", "{} per listener; beyond it", "src/tls/accept.rs", "MAX_HANDSHAKES"),
     claim("security.md", "| one handshake | {} s |", "src/tls/accept.rs", "HANDSHAKE_TIME"),
     claim("limits.md", "a name of more than {} bytes", "src/state/limits/users.rs", "MAX_USER_NAME"),
+    claim("limits.md", "`rpm` 0 means {} requests", "src/state/limits/users.rs", "DEFAULT_RPM"),
+    claim("policies.md", "half as much again above {} KV usage", "src/routing/decode/conductor.rs", "PRESSURE"),
     claim("models.md", "at most {} ranks are used", "src/discovery/containers.rs", "MAX_RANKS"),
     claim("operations.md", "why the last {} requests went", "src/routing/journal.rs", "KEPT"),
     claim("state-plane.md", "| the same stream | {} s, and up to 1 s", "src/state/links/teller.rs", "BEAT"),

@@ -124,7 +124,7 @@ fn variables(container: &Value) -> BTreeMap<&str, Option<&str>> {
 /// Names in the generated list of variables, with their defaults.
 fn documented() -> BTreeMap<String, String> {
     let rows = text("docs/configuration.md");
-    let rows = rows.split("## Variables of the reference gateway without effect").next().expect("a beginning");
+    let rows = rows.split("## Variables without effect").next().expect("a beginning");
     let cells = |row: &str| row.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
     let names = rows.lines().filter(|line| line.starts_with("| `")).map(cells);
     names.map(|cells| (cells[0].trim_matches('`').to_owned(), cells[1].clone())).collect()
