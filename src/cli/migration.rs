@@ -218,7 +218,9 @@ fn source(directory: &Path, text: &mut String) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if path.is_dir() && name != "tests" {
             source(&path, text);
-        } else if name.ends_with(".rs") && !["tests.rs", "fixture.rs", "migration.rs"].contains(&name) {
+        } else if path.extension().is_some_and(|extension| extension == "rs")
+            && !["tests.rs", "fixture.rs", "migration.rs"].contains(&name)
+        {
             let file = std::fs::read_to_string(&path).expect("source");
             text.push_str(file.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default());
         }

@@ -333,7 +333,9 @@ mod tests {
             Finding::Session { session: 1, tokens: 1 },
             Finding::PairFails { prefill: 1, decode: 2 },
         ];
-        found.iter().for_each(|finding| findings.push(&model, finding.clone()));
+        for finding in &found {
+            findings.push(&model, finding.clone());
+        }
         let [prefix, pod, session, pair] = found;
         assert_eq!(findings.take(false).remove(&model), Some(vec![pod, pair]));
         assert_eq!(findings.take(true).remove(&model), Some(vec![prefix.clone(), session]));

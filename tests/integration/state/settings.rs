@@ -91,7 +91,9 @@ async fn prefixes_are_shared_unless_that_is_off() {
 async fn findings_are_told_once_in_a_period_and_failures_at_once() {
     let redis = Redis::start().await;
     let model: Arc<str> = Arc::from("m");
-    let findings_period = Duration::from_millis(1_500);
+    let findings_period = Duration::from_secs(3);
+    // A stream that was quiet is read once a second, so that the first may have been heard so late.
+    let least = findings_period / 2;
     let replicas = two(&redis, &PlaneKnobs { findings_period, ..PlaneKnobs::default() }).await;
     let [one, other] = &replicas[..] else { panic!("two replicas") };
     // Each goes with a beat of its own, since it is told when the one before has been heard.
@@ -101,12 +103,11 @@ async fn findings_are_told_once_in_a_period_and_failures_at_once() {
     one.plane.tell(&model, Finding::Session { session, tokens: 2 });
     one.plane.tell(&model, Finding::PodFails { pod: one.pod("m", "d-0").id });
     eventually(MEET, "the failing pod", async || other.pod("m", "d-0").health.ejected().then_some(())).await;
-    // The stream is read every 100 ms while something is heard.
     let known = (heard.elapsed(), other.sessions.len());
-    assert!(known.1 == 1 || known.0 >= Duration::from_millis(1_000), "{known:?}");
+    assert!(known.1 == 1 || known.0 >= least, "{known:?}");
     eventually(MEET, "the session", async || (other.sessions.len() == 2).then_some(())).await;
     let took = heard.elapsed();
-    assert!(took > Duration::from_millis(1_000), "{took:?}");
+    assert!(took > least, "{took:?}");
     leave(replicas).await;
 }
 
