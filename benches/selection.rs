@@ -58,7 +58,7 @@ fn pod(slot: u32, role: Role, roleset: &Arc<str>) -> Arc<Pod> {
         drain_rate: Some(1.0),
         ..Signals::unknown()
     }));
-    Arc::new(Pod { address: spec.address().into(), spec, state })
+    Arc::new(Pod::new(spec, state))
 }
 
 fn model(rolesets: usize, per_side: usize) -> Model {

@@ -112,6 +112,7 @@ impl Gateway {
         let stop_background = CancellationToken::new();
 
         let tls = listen::Tls::load(&knobs.tls, options.front.is_some(), &metrics, clock)?;
+        let engine_tls = listen::engine_tls(&knobs.tls.engines)?;
         let grpc = Incoming::new(bind(&options.grpc).await?, tls.grpc.clone());
         let http = Incoming::new(bind(&options.http).await?, tls.http.clone());
         let front = match &options.front {
@@ -184,7 +185,8 @@ impl Gateway {
 
         let (stop_accepting, stops) = (CancellationToken::new(), Stops::default());
         let seeds = Seeds::new(random());
-        let driver = Arc::new(Driver::new(Arc::clone(&world), clock, seeds, tracer, exchanges.clone(), stops.clone()));
+        let driver = Driver::new(Arc::clone(&world), clock, seeds, tracer, exchanges.clone(), stops.clone());
+        let driver = Arc::new(driver.with_engine_tls(engine_tls.clone()));
 
         background.spawn(sweep_token_charges(Arc::clone(&world), clock, stop_background.clone()));
         background.spawn(keep_prefix_index(prefix, clock, stop_background.clone()));
@@ -192,7 +194,7 @@ impl Gateway {
         background.spawn(keep_bands(Arc::clone(&fleet), Arc::clone(&knobs.pd), clock, stop_background.clone()));
         let scraper = Arc::new(Scraper {
             knobs: knobs.scrape.clone(),
-            pages: HttpPages::new(&knobs.scrape),
+            pages: HttpPages::new(&knobs.scrape, engine_tls),
             observer: CountScrapes(Arc::clone(&metrics)),
             clock,
             seed: random(),

@@ -46,8 +46,7 @@ fn pod(name: &str, role: Role) -> Arc<Pod> {
         claim: None,
     };
     let labels = PodLabels { namespace: "ns".into(), pod: name.into(), model: "llama".into(), ..PodLabels::default() };
-    let address = spec.address().into();
-    Arc::new(Pod { spec, address, state: Arc::new(PodState::new(1, Arc::new(labels))) })
+    Arc::new(Pod::new(spec, Arc::new(PodState::new(1, Arc::new(labels)))))
 }
 
 fn model(pods: Vec<Arc<Pod>>) -> Model {

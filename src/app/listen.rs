@@ -12,9 +12,9 @@ use tokio_util::task::TaskTracker;
 use tonic::transport::server::Connected;
 
 use crate::clock::Clock;
-use crate::knobs::{TlsFiles, TlsKnobs};
+use crate::knobs::{EngineTlsKnobs, TlsFiles, TlsKnobs};
 use crate::telemetry::Metrics;
-use crate::tls::{self, Connection, Incoming, Listener, Server};
+use crate::tls::{self, ClientFiles, Connection, EngineTls, Incoming, Listener, Server, TlsError};
 
 /// TLS of all listeners.
 #[derive(Clone, Debug)]
@@ -52,6 +52,17 @@ impl Tls {
     /// Keeps looking at the files.
     pub(super) fn watch(&self, tasks: TaskTracker, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
         tls::watch(self.servers().cloned().collect(), tls::LOOK_INTERVAL, tasks, stop)
+    }
+}
+
+/// TLS towards engines. What was asked for and cannot be had refuses the start; where nothing was, a machine that trusts
+/// nobody only lacks TLS.
+pub(super) fn engine_tls(knobs: &EngineTlsKnobs) -> Result<Option<EngineTls>> {
+    let files = ClientFiles { authorities: knobs.ca.clone(), skip_verify: knobs.skip_verify, ..ClientFiles::default() };
+    match EngineTls::load(&files, knobs.server_name.as_deref()) {
+        Ok(tls) => Ok(Some(tls)),
+        Err(TlsError::NoAuthorities) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

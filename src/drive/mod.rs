@@ -31,6 +31,7 @@ use crate::rng::Seeds;
 use crate::state::limits::LimitVerdict;
 use crate::state::plane::Claimed;
 use crate::telemetry::{LegSpan, PrefillLeg, Tracer, request_id};
+use crate::tls::EngineTls;
 use trace::Spans;
 use wake::Wakes;
 
@@ -94,9 +95,16 @@ impl Driver {
         stops: Stops,
     ) -> Driver {
         let client = EngineClient::new();
-        let lookups =
-            Arc::new(Lookups::new(client.clone(), world.knobs.engine_auth.authorization.clone(), tasks.clone()));
+        let lookups = lookups(&client, &world, &tasks);
         Driver { world, client, lookups, clock, seeds, tracer, tasks, stops, wakes: Arc::default() }
+    }
+
+    /// The same, for engines over TLS too.
+    #[must_use]
+    pub fn with_engine_tls(mut self, tls: Option<EngineTls>) -> Driver {
+        self.client = EngineClient::with_tls(tls);
+        self.lookups = lookups(&self.client, &self.world, &self.tasks);
+        self
     }
 
     /// What exchanges share.
@@ -277,6 +285,11 @@ impl Driver {
             }
         }
     }
+}
+
+fn lookups(client: &EngineClient, world: &World, tasks: &TaskTracker) -> Arc<Lookups> {
+    let authorization = world.knobs.engine_auth.authorization.clone();
+    Arc::new(Lookups::new(client.clone(), authorization, tasks.clone()))
 }
 
 /// The legs carry this trace's context instead of the client's.

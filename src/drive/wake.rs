@@ -72,9 +72,11 @@ impl Driver {
                     LegOutcome::Failed { detail, .. } => Some(detail),
                 };
                 world.metrics.model_woken(if error.is_some() { "error" } else { "ok" });
-                match error {
-                    Some(error) => tracing::warn!(model = &*call.model, error, "a sleeping model could not be woken"),
-                    None => tracing::info!(model = &*call.model, "a sleeping model was woken"),
+                let model = &*call.model;
+                if let Some(error) = error {
+                    tracing::warn!(model, error, "a sleeping model could not be woken");
+                } else {
+                    tracing::info!(model, "a sleeping model was woken");
                 }
                 tokio::time::sleep(PAUSE).await;
             };

@@ -11,14 +11,15 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use connection::EngineConnector;
 
+use crate::fleet::scheme_of;
 /// Why a prefill leg failed.
 pub use crate::telemetry::PrefillFailureClass as LegFailure;
 use crate::telemetry::PrefillOutcome;
+use crate::tls::{Dialer, EngineTls};
 
 /// How a prefill leg ended.
 #[derive(Clone, Debug)]
@@ -74,7 +75,7 @@ impl LegOutcome {
 /// The call to make.
 #[derive(Clone, Debug)]
 pub struct LegRequest {
-    /// `host:port`, IPv6 in brackets.
+    /// `host:port`, IPv6 in brackets; over TLS, with `https://` before it.
     pub address: std::sync::Arc<str>,
     /// Path with query.
     pub path: String,
@@ -104,6 +105,7 @@ type HttpClient = Client<EngineConnector, Full<Bytes>>;
 #[derive(Clone, Debug)]
 pub struct EngineClient {
     pooling: Arc<ArcSwap<HttpClient>>,
+    tls: Option<EngineTls>,
     /// Never uses a connection twice.
     fresh: HttpClient,
 }
@@ -115,27 +117,30 @@ impl Default for EngineClient {
 }
 
 /// A client that keeps this many idle connections for one pod.
-fn client(idle: usize) -> HttpClient {
-    let mut connector = HttpConnector::new();
-    connector.set_nodelay(true);
-    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+fn client(idle: usize, tls: Option<EngineTls>) -> HttpClient {
     Client::builder(TokioExecutor::new())
         .pool_idle_timeout(POOL_IDLE)
         .pool_max_idle_per_host(idle)
         .pool_timer(TokioTimer::new())
-        .build(EngineConnector(connector))
+        .build(EngineConnector(Dialer::new(CONNECT_TIMEOUT, tls)))
 }
 
 impl EngineClient {
-    /// A client with its own pool.
+    /// A client with its own pool, for engines that speak in the clear.
     pub fn new() -> EngineClient {
-        EngineClient { pooling: Arc::new(ArcSwap::from_pointee(client(POOL_PER_HOST))), fresh: client(0) }
+        EngineClient::with_tls(None)
+    }
+
+    /// The same, and for addresses that begin with `https://`.
+    pub fn with_tls(tls: Option<EngineTls>) -> EngineClient {
+        let pooling = Arc::new(ArcSwap::from_pointee(client(POOL_PER_HOST, tls.clone())));
+        EngineClient { pooling, fresh: client(0, tls.clone()), tls }
     }
 
     /// Uses none of the connections again that there are now. For a process that was stopped, or whose machine was: what
     /// its clock takes for a moment may have been an hour, and the engines have closed them, perhaps unheard.
     pub fn forget_connections(&self) {
-        self.pooling.store(Arc::new(client(POOL_PER_HOST)));
+        self.pooling.store(Arc::new(client(POOL_PER_HOST, self.tls.clone())));
     }
 
     /// Sends a POST and hands out the answer as it streams. Used for the decode leg of the HTTP front.
@@ -278,7 +283,8 @@ fn build(
     if !path.starts_with('/') {
         return Err(refuse("the path does not start with /".to_owned()));
     }
-    let uri = Uri::builder().scheme("http").authority(address).path_and_query(path).build().map_err(setup)?;
+    let (scheme, authority) = scheme_of(address);
+    let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(path).build().map_err(setup)?;
     let mut request = Request::builder().method(method).uri(uri).body(Full::new(body)).map_err(setup)?;
     *request.headers_mut() = headers;
     Ok(request)

@@ -17,6 +17,7 @@ use super::leg::{EngineClient, LegFailure, LegOutcome};
 use super::trtllm::{ServerInfo, ServerInfoError};
 use super::vllm::mooncake::{self, EngineIdError, RankEngine};
 use crate::clock::Tick;
+use crate::fleet::scheme_of;
 
 /// Answers kept; beyond, the oldest go.
 const MAX_ENTRIES: usize = 1024;
@@ -31,7 +32,7 @@ pub struct LookupKey {
     pub uid: Arc<str>,
     /// Sum of its containers' restart counts.
     pub restarts: u32,
-    /// Its serving address, `host:port`, IPv6 in brackets.
+    /// Its serving address, `host:port`, IPv6 in brackets; over TLS, with `https://` before it.
     pub address: Arc<str>,
 }
 
@@ -79,6 +80,8 @@ impl LookupKind {
         match self {
             LookupKind::ServerInfo => serving.to_owned(),
             LookupKind::MooncakeQuery { port, .. } => {
+                // A server of its own, which speaks no TLS.
+                let (_, serving) = scheme_of(serving);
                 let host = serving.rsplit_once(':').map_or(serving, |(host, _)| host);
                 format!("{host}:{port}")
             }

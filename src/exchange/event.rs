@@ -123,7 +123,7 @@ pub enum Event {
 /// How a request goes on to its pod.
 #[derive(Clone, Debug)]
 pub struct RoutePlan {
-    /// `host:port`; `None` when no strategy is in force and Envoy's own per-model routes decide.
+    /// `host:port`, over TLS with `https://` before it; `None` when no strategy is in force and Envoy's own per-model routes decide.
     pub address: Option<Arc<str>>,
     /// Path with query.
     pub path: String,

@@ -4,8 +4,9 @@ use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, C
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Headers by which a client could steer a leg or an engine past the gateway: taken away in both directions of trust.
-const CLIENT_FORBIDDEN: [&str; 9] = [
+const CLIENT_FORBIDDEN: [&str; 10] = [
     "target-pod",
+    "target-pod-scheme",
     "target-pod-ip",
     "prefill-target-pod",
     "prefill-target-pod-ip",

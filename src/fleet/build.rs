@@ -103,7 +103,7 @@ fn identity(spec: &PodSpec) -> Identity {
 }
 
 fn made(spec: &PodSpec, state: Arc<PodState>) -> Arc<Pod> {
-    Arc::new(Pod { address: Arc::from(spec.address()), spec: spec.clone(), state })
+    Arc::new(Pod::new(spec.clone(), state))
 }
 
 /// Everything about a model that follows from its pods, which come ordered by key.

@@ -207,9 +207,10 @@ impl PodSpec {
         join_host_port(&self.host, self.port)
     }
 
-    /// `host:metric_port`, IPv6 in brackets.
+    /// `host:metric_port`, IPv6 in brackets; with `https://` before it where the engine itself serves metrics, over TLS.
     pub fn metric_address(&self) -> String {
-        join_host_port(&self.host, self.metric_port)
+        let address = join_host_port(&self.host, self.metric_port);
+        if self.tls && self.metric_port == self.port { format!("{HTTPS}{address}") } else { address }
     }
 
     /// The engine as the label spells it; the dialect's name when there is no label.
@@ -239,6 +240,14 @@ impl PodSpec {
             role_replica_index: text(&self.replica_index),
         }
     }
+}
+
+/// What is written before an address that is dialled over TLS.
+const HTTPS: &str = "https://";
+
+/// Scheme and `host:port` of an address to dial ([`Pod::dial`]).
+pub fn scheme_of(dial: &str) -> (&'static str, &str) {
+    dial.strip_prefix(HTTPS).map_or(("http", dial), |address| ("https", address))
 }
 
 /// Joins a host and a port; an IPv6 address gets its brackets.
@@ -300,6 +309,15 @@ impl PodState {
     }
 }
 
+impl Pod {
+    /// A pod with that state.
+    pub fn new(spec: PodSpec, state: Arc<PodState>) -> Pod {
+        let address: Arc<str> = Arc::from(spec.address());
+        let dial = if spec.tls { Arc::from(format!("{HTTPS}{address}")) } else { Arc::clone(&address) };
+        Pod { spec, address, dial, state }
+    }
+}
+
 /// A pod in a snapshot.
 #[derive(Clone, Debug)]
 pub struct Pod {
@@ -307,6 +325,8 @@ pub struct Pod {
     pub spec: PodSpec,
     /// `spec.address()`, made once.
     pub address: Arc<str>,
+    /// The same as its engine is dialled: with `https://` before it where the engine wants TLS.
+    pub dial: Arc<str>,
     /// The living part.
     pub state: Arc<PodState>,
 }

@@ -39,7 +39,7 @@ pub use otel::{OtelKnobs, OtlpProtocol, OtlpTls, TraceSampler};
 pub use parse::MAX_TOKENS;
 pub use plane::{Grade, PlaneKnobs, RateFallback, RedisTarget};
 pub use strategy::{MAX_STRATEGY_WEIGHT, STRATEGIES, StrategyError, StrategyWeights, parse_strategy};
-pub use tls::{TlsFiles, TlsKnobs};
+pub use tls::{EngineTlsKnobs, TlsFiles, TlsKnobs};
 
 #[cfg(test)]
 pub(crate) use docs::{assert_generated, described, inert_names};

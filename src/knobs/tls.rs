@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::parse;
 use super::read::Reader;
 
 /// What one listener presents, and whom it lets in. All are PEM files.
@@ -15,9 +16,22 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
+/// TLS towards engines whose pods ask for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineTlsKnobs {
+    /// `TANDEM_ENGINE_TLS_CA` (unset): authorities of engines' certificates; `None` = those of the machine.
+    pub ca: Option<PathBuf>,
+    /// `TANDEM_ENGINE_TLS_SERVER_NAME` (unset): what these certificates have to name; `None` = the address that is dialled.
+    pub server_name: Option<String>,
+    /// `TANDEM_ENGINE_TLS_INSECURE_SKIP_VERIFY` (false): believe any engine.
+    pub skip_verify: bool,
+}
+
 /// TLS of the listeners; `None` = in the clear.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsKnobs {
+    /// Towards engines.
+    pub engines: EngineTlsKnobs,
     /// `TANDEM_GRPC_TLS_CERT`, `…_KEY`, `…_CLIENT_CA` (unset): ext_proc.
     pub grpc: Option<TlsFiles>,
     /// `TANDEM_HTTP_TLS_CERT`, `…_KEY`, `…_CLIENT_CA` (unset): admin.
@@ -47,11 +61,26 @@ pub(super) fn read(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> TlsKn
             }
         }
     };
-    TlsKnobs {
+    let listeners = TlsKnobs {
+        engines: EngineTlsKnobs::default(),
         grpc: listener(["TANDEM_GRPC_TLS_CERT", "TANDEM_GRPC_TLS_KEY", "TANDEM_GRPC_TLS_CLIENT_CA"]),
         http: listener(["TANDEM_HTTP_TLS_CERT", "TANDEM_HTTP_TLS_KEY", "TANDEM_HTTP_TLS_CLIENT_CA"]),
         front: listener(["TANDEM_FRONT_TLS_CERT", "TANDEM_FRONT_TLS_KEY", "TANDEM_FRONT_TLS_CLIENT_CA"]),
+    };
+    TlsKnobs { engines: engines(reader), ..listeners }
+}
+
+fn engines(reader: &mut Reader<'_>) -> EngineTlsKnobs {
+    const SKIP: &str = "TANDEM_ENGINE_TLS_INSECURE_SKIP_VERIFY";
+    let knobs = EngineTlsKnobs {
+        ca: path(reader, "TANDEM_ENGINE_TLS_CA"),
+        server_name: reader.text("TANDEM_ENGINE_TLS_SERVER_NAME"),
+        skip_verify: reader.value(SKIP, false, parse::boolean, bool::to_string),
+    };
+    if knobs.skip_verify {
+        reader.warn("TANDEM_ENGINE_TLS_INSECURE_SKIP_VERIFY is set: the certificates of engines are not checked");
     }
+    knobs
 }
 
 /// The path of a file. Paths are no secrets.

@@ -82,7 +82,7 @@ impl Builder {
             claim: None,
         };
         let state = Arc::new(PodState::new(slot, Arc::new(PodLabels::default())));
-        self.pods.push(Arc::new(Pod { address: spec.address().into(), spec, state }));
+        self.pods.push(Arc::new(Pod::new(spec, state)));
         self
     }
 

@@ -7,10 +7,11 @@ use bytes::Bytes;
 use http::{Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
+use crate::fleet::scheme_of;
 use crate::knobs::ScrapeKnobs;
+use crate::tls::{Dialer, EngineTls};
 
 /// An idle connection is dropped before the engine's server does it: uvicorn closes after 5 s.
 const IDLE: Duration = Duration::from_secs(4);
@@ -37,35 +38,33 @@ pub enum FetchError {
 
 /// Where pages come from: the network, or a test.
 pub trait PageSource: Send + Sync + 'static {
-    /// Gets the page at `http://{address}{path}`. Dropping the future gives the attempt up.
+    /// Gets the page at `{address}{path}`, in the clear unless `https://` is before it. Dropping the future gives the attempt up.
     fn fetch(&self, address: &str, path: &'static str) -> impl Future<Output = Result<Bytes, FetchError>> + Send;
 }
 
 /// Pages over HTTP, from a pool with one idle connection for each pod.
 #[derive(Debug)]
 pub struct HttpPages {
-    client: Client<HttpConnector, Empty<Bytes>>,
+    client: Client<Dialer, Empty<Bytes>>,
     max_bytes: usize,
 }
 
 impl HttpPages {
     /// A client with the given limits. The scraper itself watches over the time of the whole exchange.
-    pub fn new(knobs: &ScrapeKnobs) -> HttpPages {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(knobs.timeout));
-        connector.set_nodelay(true);
+    pub fn new(knobs: &ScrapeKnobs, tls: Option<EngineTls>) -> HttpPages {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(1)
-            .build(connector);
+            .build(Dialer::new(knobs.timeout, tls));
         HttpPages { client, max_bytes: knobs.max_bytes }
     }
 }
 
 impl PageSource for HttpPages {
     async fn fetch(&self, address: &str, path: &'static str) -> Result<Bytes, FetchError> {
-        let uri: Uri = format!("http://{address}{path}")
+        let (scheme, address) = scheme_of(address);
+        let uri: Uri = format!("{scheme}://{address}{path}")
             .parse()
             .map_err(|error: http::uri::InvalidUri| FetchError::Address(error.to_string()))?;
         let request = Request::get(uri)

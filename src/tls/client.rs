@@ -1,4 +1,4 @@
-//! The client's side, for collectors of spans.
+//! The client's side, for collectors of spans and for engines.
 
 use std::path::PathBuf;
 use std::sync::Arc;

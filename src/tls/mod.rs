@@ -4,7 +4,7 @@
 //!   they change; connections that are there go on as they began.
 //! - [`Incoming`] is a listener with or without TLS. A handshake has a task of its own, a deadline, and one of a bounded
 //!   number of places; when these are all taken, the oldest one has to go, so that silent clients keep nobody out.
-//! - [`client`] is the other side, for collectors of spans.
+//! - [`client`] is the other side, for collectors of spans and for engines, to which a [`Dialer`] connects.
 //!
 //! All cryptography is ring's, through [`provider`]; no other provider is linked, so that libraries that ask for "the"
 //! provider (Redis, Kubernetes) find the same. No error and no log line holds anything of a file but its name.
@@ -12,6 +12,7 @@
 mod accept;
 mod certificate;
 mod client;
+mod dial;
 mod files;
 mod load;
 mod reload;
@@ -27,6 +28,7 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 pub use accept::{Connection, Incoming};
 pub use certificate::Facts;
 pub use client::{ClientFiles, client};
+pub use dial::{DialError, Dialer, Dialled, EngineTls};
 pub use files::{Pem, ServerPem};
 pub use load::{Loaded, server};
 pub use reload::{LOOK_INTERVAL, Server, watch};

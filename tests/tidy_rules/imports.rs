@@ -53,7 +53,7 @@ const PLACES: [(&str, &[&str]); 15] = [
     ("tonic_health", &["ext_proc", "app"]),
     ("envoy_types", &["ext_proc"]),
     ("axum", &["admin", "front", "app"]),
-    ("hyper_util::client", &["engines/leg", "drive", "scrape", "front", "telemetry/trace/collector"]),
+    ("hyper_util::client", &["engines/leg", "drive", "scrape", "front", "telemetry/trace/collector", "tls/dial"]),
     ("hyper::client", &["engines/leg", "drive", "scrape", "front"]),
     ("opentelemetry_otlp", &["telemetry/trace"]),
     ("opentelemetry_http", &["telemetry/trace"]),

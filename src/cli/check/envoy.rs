@@ -307,7 +307,7 @@ mod tests {
             ("message_timeout: 5s\n", "message_timeout: 0.2s\n", Level::Warning, "large bodies"),
             ("- remove: target-pod\n", "- remove: other\n", Level::Error, "clients can choose"),
             ("            timeout: 0s\n", "            timeout: 15s\n", Level::Warning, "cut after 15 s"),
-            ("timeout: 0s\n", "retry_policy: { retry_on: 5xx }\n", Level::Error, "second time"),
+            ("            timeout: 0s\n", "            retry_policy: { retry_on: 5xx }\n", Level::Error, "second time"),
             ("per_connection_buffer_limit_bytes: 67633152", "x: 1", Level::Warning, "Envoy's 413"),
             (
                 "per_connection_buffer_limit_bytes: 67633152",

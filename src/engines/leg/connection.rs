@@ -14,11 +14,11 @@ use futures_util::TryFutureExt as _;
 use futures_util::future::MapOk;
 use http::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use hyper_util::client::legacy::connect::{Connected, Connection};
 // Tower's, which hyper-util's connectors are.
 use tower_service::Service;
+
+use crate::tls::{Dialer, Dialled};
 
 /// Why a request was not written: its connection is closed, and nothing of it was sent.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -40,12 +40,12 @@ pub(super) fn closed_before(error: &(dyn std::error::Error + 'static)) -> bool {
 
 /// Opens [`EngineStream`]s.
 #[derive(Clone, Debug)]
-pub(super) struct EngineConnector(pub HttpConnector);
+pub(super) struct EngineConnector(pub Dialer);
 
 impl Service<Uri> for EngineConnector {
     type Response = EngineStream;
-    type Error = <HttpConnector as Service<Uri>>::Error;
-    type Future = MapOk<<HttpConnector as Service<Uri>>::Future, fn(TokioIo<TcpStream>) -> EngineStream>;
+    type Error = <Dialer as Service<Uri>>::Error;
+    type Future = MapOk<<Dialer as Service<Uri>>::Future, fn(Dialled) -> EngineStream>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.0.poll_ready(context)
@@ -67,15 +67,15 @@ enum Sent {
     Whole,
 }
 
-/// A TCP connection to an engine. Only for requests whose body is one piece.
+/// A connection to an engine. Only for requests whose body is one piece.
 #[derive(Debug)]
 pub(super) struct EngineStream {
-    stream: TokioIo<TcpStream>,
+    stream: Dialled,
     sent: Sent,
 }
 
 impl EngineStream {
-    fn new(stream: TokioIo<TcpStream>) -> EngineStream {
+    fn new(stream: Dialled) -> EngineStream {
         EngineStream { stream, sent: Sent::Nothing }
     }
 
@@ -83,7 +83,7 @@ impl EngineStream {
     /// engine has nothing to say, so whatever there is to read means that the connection cannot be used.
     fn is_closed(&self) -> bool {
         // Without a descriptor to spare nothing is known, as it would be without this check.
-        let Ok(descriptor) = self.stream.inner().as_fd().try_clone_to_owned() else { return false };
+        let Ok(descriptor) = self.stream.tcp().as_fd().try_clone_to_owned() else { return false };
         match std::net::TcpStream::from(descriptor).peek(&mut [0]) {
             Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
             Ok(_) => true,
@@ -94,7 +94,7 @@ impl EngineStream {
     fn write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        write: impl FnOnce(Pin<&mut TokioIo<TcpStream>>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+        write: impl FnOnce(Pin<&mut Dialled>, &mut Context<'_>) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
         let again = self.sent == Sent::Whole;
         if again && self.is_closed() {
@@ -106,7 +106,9 @@ impl EngineStream {
                 Poll::Ready(Ok(length))
             }
             // The kernel took nothing of it.
-            Poll::Ready(Err(_)) if again => Poll::Ready(Err(io::Error::other(ClosedBefore))),
+            Poll::Ready(Err(_)) if again && self.stream.writes_at_once() => {
+                Poll::Ready(Err(io::Error::other(ClosedBefore)))
+            }
             other => other,
         }
     }

@@ -69,7 +69,7 @@ impl Exchange {
         }
         let next = self.fallbacks.remove(0);
         self.move_to(now, &next);
-        let address = Some(Arc::clone(&next.address));
+        let address = Some(Arc::clone(&next.dial));
         effects.push(Effect::Route(Box::new(RoutePlan { address, ..plan })));
         Some(State::AwaitAnswer)
     }

@@ -88,7 +88,7 @@ impl Exchange {
         }
         let pods = [(prefill, &legs.prefill), (decode, &legs.decode)];
         effects.push(Effect::Abort(Box::new(AbortPlan {
-            targets: pods.into_iter().filter(|(wanted, _)| *wanted).map(|(_, pod)| pod.address.clone()).collect(),
+            targets: pods.into_iter().filter(|(wanted, _)| *wanted).map(|(_, pod)| pod.dial.clone()).collect(),
             body: sglang::abort_body(rid),
             timeout: knobs.timeout,
             retry_delay: Some(knobs.retry_delay).filter(|delay| twice && !delay.is_zero()),

@@ -216,7 +216,7 @@ impl Exchange {
                 let key = LookupKey {
                     uid: Arc::clone(&prefill.spec.uid),
                     restarts: prefill.spec.restarts,
-                    address: Arc::clone(&prefill.address),
+                    address: Arc::clone(&prefill.dial),
                 };
                 effects.push(Effect::LookUp(Box::new(LookupCall { key, kind })));
                 State::LookingUp(Box::new(legs))
@@ -253,7 +253,7 @@ impl Exchange {
         self.record.timings.prefill_start = Some(now);
         (self.leg_looked_at, self.leg_pending_at) = (now, now);
         effects.push(Effect::StartPrefill(Box::new(LegRequest {
-            address: Arc::clone(&legs.prefill.address),
+            address: Arc::clone(&legs.prefill.dial),
             path: self.path(),
             headers: prefill_headers(self.leg_headers(&legs.attempt.id), found),
             body: bodies.prefill,
@@ -337,6 +337,9 @@ impl Exchange {
                 set_headers.push(("routing-strategy", strategy.clone().into_owned()));
             }
             set_headers.push(("target-pod", pod.address.to_string()));
+            if pod.spec.tls {
+                set_headers.push(("target-pod-scheme", "https".to_owned()));
+            }
             if self.world.knobs.addressing == Addressing::DestinationEndpoint {
                 let others = self.fallbacks.iter().map(|pod| &*pod.address);
                 let all: Vec<&str> = std::iter::once(&*pod.address).chain(others).collect();
@@ -349,7 +352,7 @@ impl Exchange {
         set_headers.push(("x-request-id", attempt.clone()));
         self.remark(pod.map(|pod| &*pod.address));
         let plan = RoutePlan {
-            address: pod.map(|pod| Arc::clone(&pod.address)),
+            address: pod.map(|pod| Arc::clone(&pod.dial)),
             path: self.path(),
             set_headers,
             authorization: self.world.knobs.engine_auth.authorization.clone(),
@@ -456,6 +459,8 @@ fn fallbacks(asked: &Asked, legs: &Legs) -> Vec<Arc<Pod>> {
     let passes = |pod: &&Arc<Pod>| {
         let filter = asked.plan.filter.as_ref();
         pod.state.slot != slot
+            // Envoy has a cluster for each scheme.
+            && pod.spec.tls == legs.decode.spec.tls
             && asked.model.pairs.well(&legs.prefill.state, &pod.state)
             && filter.is_none_or(|filter| filter.matches(&pod.spec.labels))
     };

@@ -122,7 +122,7 @@ impl Exchange {
                 let keeps = lease.is_some() || legs.protocol == Protocol::VllmNixl;
                 if keeps && self.handoff_age(now) <= self.world.knobs.pd.handoff_deadline {
                     effects.push(Effect::Deliver(Box::new(LegRequest {
-                        address: std::sync::Arc::clone(&legs.decode.address),
+                        address: std::sync::Arc::clone(&legs.decode.dial),
                         path: self.path(),
                         headers: self.leg_headers(&legs.attempt.id),
                         body,

@@ -8,7 +8,7 @@ use crate::scrape::{FetchError, HttpPages, PageSource as _};
 
 fn pages(max_bytes: usize) -> HttpPages {
     let second = Duration::from_secs(1);
-    HttpPages::new(&ScrapeKnobs { interval: second, timeout: 20 * second, max_age: second, max_bytes })
+    HttpPages::new(&ScrapeKnobs { interval: second, timeout: 20 * second, max_age: second, max_bytes }, None)
 }
 
 /// Serves one connection with this answer to each request; gives back the address and the requests' first lines.

@@ -49,13 +49,14 @@ fn operation(endpoint: &str) -> Option<&'static str> {
 /// A call to `host:port` for a path that we know.
 pub(super) fn call(address: &str, path: &str) -> Vec<KeyValue> {
     let mut attributes = vec![KeyValue::new("http.request.method", "POST")];
+    let (scheme, address) = address.strip_prefix("https://").map_or(("http", address), |rest| ("https", rest));
     if let Some((host, port)) = address.rsplit_once(':') {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         attributes.push(KeyValue::new("server.address", host.to_owned()));
         if let Ok(port) = port.parse::<u16>() {
             attributes.push(KeyValue::new("server.port", i64::from(port)));
         }
-        attributes.push(KeyValue::new("url.full", format!("http://{address}{path}")));
+        attributes.push(KeyValue::new("url.full", format!("{scheme}://{address}{path}")));
     }
     attributes
 }
@@ -185,6 +186,7 @@ mod tests {
             ("10.0.0.1:8000", Some("10.0.0.1"), Some("8000"), Some("http://10.0.0.1:8000/x")),
             ("[fd00::1]:8000", Some("fd00::1"), Some("8000"), Some("http://[fd00::1]:8000/x")),
             ("host:99999", Some("host"), None, Some("http://host:99999/x")),
+            ("https://10.0.0.1:8000", Some("10.0.0.1"), Some("8000"), Some("https://10.0.0.1:8000/x")),
             // Envoy's own route decides.
             ("", None, None, None),
         ];

@@ -103,6 +103,18 @@ impl Authority {
         Arc::new(config)
     }
 
+    /// A server with the certificate of that name, for anybody.
+    pub fn open_server(&self, name: &str) -> Arc<ServerConfig> {
+        let (cert, key) = self.identity(name);
+        let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(cert, key)
+            .expect("a certificate");
+        Arc::new(config)
+    }
+
     fn roots(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(self.ca()).expect("the authority")).expect("an authority");

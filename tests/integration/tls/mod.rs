@@ -1,6 +1,7 @@
-//! TLS on every listener, through real Envoy where Envoy is the client, and towards the collector of spans.
+//! TLS on every listener, through real Envoy where Envoy is the client, and towards engines and the collector of spans.
 
 mod collector;
+mod engines;
 mod envoy;
 mod hostile;
 mod listeners;

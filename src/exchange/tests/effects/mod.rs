@@ -310,6 +310,13 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "src/knobs/tests.rs", "otel_details"),
     ("OTEL_EXPORTER_OTLP_TIMEOUT", "src/knobs/tests.rs", "otel_details"),
     ("OTEL_EXPORTER_OTLP_INSECURE", "src/knobs/tests.rs", "the_otlp_endpoint_is_resolved"),
+    ("TANDEM_ENGINE_TLS_CA", "tests/integration/tls/engines.rs", "engines_are_dialled_over_tls_in_every_way"),
+    ("TANDEM_ENGINE_TLS_SERVER_NAME", "tests/integration/tls/engines.rs", "an_engine_that_is_not_believed_is_not_used"),
+    (
+        "TANDEM_ENGINE_TLS_INSECURE_SKIP_VERIFY",
+        "tests/integration/tls/engines.rs",
+        "an_engine_that_is_not_believed_is_not_used",
+    ),
     ("TANDEM_GRPC_TLS_CERT", "tests/integration/tls/envoy.rs", "envoy_and_replicas_know_one_another"),
     ("TANDEM_GRPC_TLS_KEY", "tests/integration/tls/envoy.rs", "envoy_and_replicas_know_one_another"),
     ("TANDEM_GRPC_TLS_CLIENT_CA", "tests/integration/tls/envoy.rs", "envoy_and_replicas_know_one_another"),
