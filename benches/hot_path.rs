@@ -20,7 +20,7 @@ use tandem::fleet::{Engine, Fleet, PodKey, PodSpec, Role, Snapshot, build};
 use tandem::knobs::{Environment, Knobs, KvConnector};
 use tandem::prefix::block_hashes;
 use tandem::request::{Endpoint, ParsedBody};
-use tandem::response::{AnswerKind, AnswerWatch};
+use tandem::response::{AnswerKind, AnswerWatch, Api};
 use tandem::telemetry::Metrics;
 
 /// Rounds of one measurement.
@@ -104,7 +104,7 @@ fn chunks(bench: &Bench) {
     });
     let watched = |name: &str, chunks: &[String], units: u32| {
         bench.measure(name, "chunk", units, || {
-            let mut watch = AnswerWatch::new(AnswerKind::Stream);
+            let mut watch = AnswerWatch::new(AnswerKind::Stream, Api::OpenAi);
             for chunk in chunks {
                 watch.feed(black_box(chunk.as_bytes()));
             }

@@ -9,7 +9,7 @@ use tandem::engines::vllm::{self, Handoff};
 use tandem::fleet::{Engine, ModelConfig};
 use tandem::knobs::{KvConnector, PdKnobs};
 use tandem::request::{Endpoint, ParsedBody};
-use tandem::response::{AnswerKind, AnswerWatch, Usage};
+use tandem::response::{AnswerKind, AnswerWatch, Api, Usage};
 use tandem::scrape::parse_page;
 
 /// The name of an entry, and the entry.
@@ -99,7 +99,7 @@ pub fn answer(data: &[u8]) {
 }
 
 fn watch(kind: AnswerKind, pieces: &[&[u8]]) -> (Option<Usage>, bool, bool, u64) {
-    let mut watch = AnswerWatch::new(kind);
+    let mut watch = AnswerWatch::new(kind, Api::OpenAi);
     for piece in pieces {
         watch.feed(piece);
     }

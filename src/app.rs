@@ -265,7 +265,7 @@ impl Gateway {
             }
         });
         if let Some(listener) = front {
-            let models = Arc::new(move || admin::models_page(&fleet.load()).to_string().into());
+            let models = Arc::new(move |id: Option<&str>| admin::models_answer(&fleet.load(), id));
             background.spawn(front::serve(listener, driver, models, exchanges.clone(), stop_accepting.clone()));
         }
         Ok(Gateway {

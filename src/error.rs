@@ -43,6 +43,8 @@ pub enum Reason {
     MethodNotAllowed,
     /// A multipart body is not usable.
     MultipartInvalid,
+    /// The body has a content coding, or a charset, that is not read.
+    UnsupportedCoding,
     /// No pod of the fleet serves the model.
     ModelUnknown,
     /// Pods of the model exist, but none is routable.
@@ -95,7 +97,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for tables and tests.
-    pub const ALL: [Reason; 32] = [
+    pub const ALL: [Reason; 33] = [
         Reason::InvalidApiKey,
         Reason::BodyInvalid,
         Reason::ModelMissing,
@@ -105,6 +107,7 @@ impl Reason {
         Reason::UnknownPath,
         Reason::MethodNotAllowed,
         Reason::MultipartInvalid,
+        Reason::UnsupportedCoding,
         Reason::ModelUnknown,
         Reason::NoRoutablePods,
         Reason::ModelNotUp,
@@ -145,6 +148,7 @@ impl Reason {
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => StatusCode::BAD_REQUEST,
             Reason::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Reason::UnsupportedCoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Reason::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Reason::RateLimited | Reason::UserRequestsExceeded | Reason::UserTokensExceeded => {
                 StatusCode::TOO_MANY_REQUESTS
@@ -180,6 +184,7 @@ impl Reason {
             | Reason::UnknownPath
             | Reason::MethodNotAllowed
             | Reason::MultipartInvalid
+            | Reason::UnsupportedCoding
             | Reason::ModelUnknown
             | Reason::BadStrategy
             | Reason::BadFilter
@@ -210,6 +215,7 @@ impl Reason {
             | Reason::BodyTooLarge
             | Reason::BodyTruncated
             | Reason::BodyTimeout
+            | Reason::UnsupportedCoding
             | Reason::UnknownPath
             | Reason::MethodNotAllowed => &["x-error-request-body-processing"],
             Reason::ModelMissing => &["x-error-request-body-processing", "x-error-no-model-in-request"],
@@ -266,6 +272,7 @@ impl Reason {
             }
             Reason::BodyTooLarge => "body_too_large",
             Reason::BodyTimeout => "body_timeout",
+            Reason::UnsupportedCoding => "unsupported_coding",
             Reason::UnknownPath | Reason::MethodNotAllowed => "unknown_request_path",
             Reason::MultipartInvalid => "x-error-multipart-parsing_fail",
             Reason::ModelUnknown | Reason::NoRoutablePods | Reason::ModelNotUp => "x-error-no-model-backends_fail",
@@ -294,7 +301,7 @@ impl Reason {
 /// The `type` of an error object for a status (the reference gateway's section 1.8).
 pub fn error_type(status: StatusCode) -> &'static str {
     match status.as_u16() {
-        400 | 404 | 405 | 408 | 413 | 422 => "invalid_request_error",
+        400 | 404 | 405 | 408 | 413 | 415 | 422 => "invalid_request_error",
         401 => "authentication_error",
         429 => "rate_limit_error",
         503 => "overloaded_error",

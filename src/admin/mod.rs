@@ -18,12 +18,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::header::{CONTENT_TYPE, VARY};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router, middleware};
+use bytes::Bytes;
 use serde_json::{Value, json};
 
 pub use ready::Readiness;
@@ -92,6 +93,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/healthz", get(healthz))
         .route("/readyz", get(ready::readyz))
         .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
         .merge(guarded)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
@@ -186,14 +188,40 @@ async fn models(State(state): State<AdminState>) -> Json<Value> {
     Json(models_page(&state.fleet.load()))
 }
 
+async fn model(State(state): State<AdminState>, Path(id): Path<String>) -> impl IntoResponse {
+    let (status, page) = model_page(&state.fleet.load(), &id);
+    (status, Json(page))
+}
+
 /// The reference gateway's list of models (its section 1.1), which the HTTP front serves too.
 pub fn models_page(snapshot: &Snapshot) -> Value {
     let names: BTreeSet<&str> = snapshot.models.keys().map(|name| &**name).collect();
-    let data: Vec<Value> = names
-        .into_iter()
-        .map(|name| json!({"id": name, "object": "model", "created": 0, "owned_by": "aibrix"}))
-        .collect();
+    let data: Vec<Value> = names.into_iter().map(described).collect();
     json!({"object": "list", "data": data})
+}
+
+/// The same, or one model of it by its whole name: the answer of the HTTP front.
+pub fn models_answer(snapshot: &Snapshot, id: Option<&str>) -> (StatusCode, Bytes) {
+    let (status, page) = match id {
+        None => (StatusCode::OK, models_page(snapshot)),
+        Some(id) => model_page(snapshot, id),
+    };
+    (status, page.to_string().into())
+}
+
+fn model_page(snapshot: &Snapshot, id: &str) -> (StatusCode, Value) {
+    if let Some((name, _)) = snapshot.models.get_key_value(id) {
+        return (StatusCode::OK, described(name));
+    }
+    let shown: String = id.chars().take(128).collect();
+    let message = format!("model {shown} does not exist");
+    let error =
+        json!({"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"});
+    (StatusCode::NOT_FOUND, json!({"error": error}))
+}
+
+fn described(name: &str) -> Value {
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "aibrix"})
 }
 
 async fn method_not_allowed() -> impl IntoResponse {

@@ -26,7 +26,7 @@ pub use peer::{Incoming, Peer};
 use crate::clock::Clock;
 use crate::engines::leg::{EngineClient, LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, Lookups};
-use crate::exchange::{Adapter, Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
+use crate::exchange::{Adapter, DecodeJob, Decoded, Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
 use crate::rng::Seeds;
 use crate::state::limits::LimitVerdict;
 use crate::state::plane::Claimed;
@@ -135,6 +135,7 @@ impl Driver {
         let mut exchange = Exchange::new(Arc::clone(&self.world), P::ADAPTER, self.seeds.next(), self.clock.now());
         let mut spans = Spans::default();
         let mut prefill: Pending<LegOutcome> = None;
+        let mut decode: Pending<Decoded> = None;
         let mut prepare: Pending<Prepared> = None;
         let mut charge: Pending<LimitVerdict> = None;
         let mut lookup: Pending<Result<Arc<LookedUp>, LookupError>> = None;
@@ -151,6 +152,7 @@ impl Driver {
                 () = cut.cancelled() => Incoming::Event(Event::Shutdown),
                 incoming = peer.next() => incoming,
                 outcome = arrived(&mut prefill) => Incoming::Event(Event::Prefill(outcome)),
+                decoded = arrived(&mut decode) => Incoming::Event(Event::Decoded(decoded)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
                 verdict = arrived(&mut charge) => Incoming::Event(Event::LimitsCharged(verdict)),
                 claimed = arrived(&mut claim) => Incoming::Event(Event::Claimed(claimed)),
@@ -188,6 +190,7 @@ impl Driver {
             }
             for effect in effects.drain(..) {
                 match effect {
+                    Effect::Decode(job) => decode = Some(Box::pin(decoded(*job, Arc::clone(&self.world)))),
                     Effect::Prepare(job) => prepare = Some(Box::pin(off_the_loop(*job))),
                     Effect::StartPrefill(mut call) => {
                         let add = spans.prefill(exchange.record(), &call.address);
@@ -314,6 +317,14 @@ async fn off_the_loop(job: PrepareJob) -> Prepared {
     tokio::task::spawn_blocking(move || job.run()).await.unwrap_or_else(|error| {
         tracing::error!(%error, "the prompt could not be prepared");
         Prepared::unknown()
+    })
+}
+
+/// Decodes a body on a blocking thread. Should that panic, the body cannot be read.
+async fn decoded(job: DecodeJob, world: Arc<World>) -> Decoded {
+    tokio::task::spawn_blocking(move || job.run()).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "a body could not be decoded");
+        Decoded::lost(&world.buffered)
     })
 }
 

@@ -9,7 +9,7 @@ use crate::clock::Tick;
 use crate::error::{ApiError, Reason};
 use crate::knobs::Secret;
 use crate::request::credential;
-use crate::response::{AnswerKind, AnswerWatch};
+use crate::response::{AnswerKind, AnswerWatch, Api};
 use crate::telemetry::{Outcome, RequestRecord};
 
 /// The answer header that names the profile which `config-profile: auto` came to.
@@ -26,6 +26,8 @@ pub struct Answer {
     /// What is held back, with its head; `None` once it goes by as it comes.
     held: Option<Vec<Bytes>>,
     held_bytes: usize,
+    /// It is held until something was generated.
+    until_content: bool,
 }
 
 /// More than this is not held back, whatever it says.
@@ -33,7 +35,7 @@ const MAX_HELD_BYTES: usize = 64 * 1024;
 
 impl Answer {
     /// An answer whose head has arrived.
-    pub fn new(head: &AnswerHead, requested_stream: bool) -> Answer {
+    pub fn new(head: &AnswerHead, requested_stream: bool, api: Api) -> Answer {
         let header = |name: HeaderName| head.headers.get(name).and_then(|value| value.to_str().ok());
         let kind = AnswerKind::of(header(CONTENT_TYPE), header(CONTENT_ENCODING), requested_stream);
         let announced = header(CONTENT_LENGTH).and_then(|value| value.parse().ok());
@@ -41,10 +43,11 @@ impl Answer {
             status: head.status,
             kind,
             announced,
-            watch: AnswerWatch::new(kind),
+            watch: AnswerWatch::new(kind, api),
             bytes: 0,
             held: None,
             held_bytes: 0,
+            until_content: false,
         }
     }
 
@@ -65,14 +68,20 @@ impl Answer {
         self.kind == AnswerKind::Stream && self.status.is_success()
     }
 
-    /// Holds it back from now on.
-    pub fn hold(&mut self) {
+    /// Holds it back from now on: until something was generated, or only until something comes behind the head.
+    pub fn hold(&mut self, until_content: bool) {
         self.held = Some(Vec::new());
+        self.until_content = until_content;
     }
 
     /// Nothing of it has been passed on, nor may be yet.
     pub fn is_held(&self) -> bool {
         self.held.is_some()
+    }
+
+    /// The same, until something was generated.
+    pub fn is_held_for_content(&self) -> bool {
+        self.held.is_some() && self.until_content
     }
 
     /// Holds these bytes back too.
@@ -85,7 +94,8 @@ impl Answer {
 
     /// What was held back, once there is no reason any more: something was generated, or it is over.
     pub fn release(&mut self, end: bool) -> Option<Vec<Bytes>> {
-        let ready = end || self.watch.content() || self.watch.done() || self.held_bytes > MAX_HELD_BYTES;
+        let ready =
+            end || !self.until_content || self.watch.content() || self.watch.done() || self.held_bytes > MAX_HELD_BYTES;
         if ready { self.held.take() } else { None }
     }
 
@@ -108,6 +118,11 @@ impl Answer {
     /// A stream reported an error, or that it was aborted.
     pub fn has_failed(&self) -> bool {
         self.kind == AnswerKind::Stream && self.watch.error_event()
+    }
+
+    /// The same, by the event with which the API itself ends a failed answer.
+    pub fn has_failed_as_documented(&self) -> bool {
+        self.has_failed() && self.watch.failed_as_documented()
     }
 
     /// Where the event that said so ends.
@@ -171,6 +186,9 @@ pub fn marker_headers(record: &RequestRecord, address: Option<&str>, prefill_hos
     };
     set("x-went-into-req-headers", "true");
     set("request-id", &record.request_id);
+    if let Some(id) = &record.client_request_id {
+        set("x-request-id", id);
+    }
     if let (Some(strategy), Some(pod), Some(address)) = (&record.strategy, &record.target_pod, address) {
         set("routing-strategy", strategy);
         set("target-pod", pod_name(&pod.pod));
@@ -188,10 +206,15 @@ fn pod_name(endpoint: &str) -> &str {
     endpoint.split_once('/').map_or(endpoint, |(pod, _)| pod)
 }
 
-/// Checks `Authorization: Bearer <token>` when a token is configured (reference section 1.3).
-pub fn check_api_key(token: Option<&Secret>, headers: &HeaderMap) -> Result<(), ApiError> {
+/// Where clients of the Messages API send their key.
+pub const X_API_KEY: &str = "x-api-key";
+
+/// Checks `Authorization: Bearer <token>` when a token is configured (reference section 1.3); of the Messages API,
+/// `x-api-key: <token>` will do.
+pub fn check_api_key(token: Option<&Secret>, messages: bool, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(token) = token else { return Ok(()) };
-    if token.is(credential(headers, "bearer").unwrap_or_default()) {
+    let key = headers.get(X_API_KEY).filter(|_| messages).map(|key| key.as_bytes().trim_ascii());
+    if token.is(credential(headers, "bearer").unwrap_or_default()) || key.is_some_and(|key| token.is(key)) {
         return Ok(());
     }
     Err(ApiError::new(Reason::InvalidApiKey, "Incorrect API key provided").with_param("api_key"))
@@ -231,13 +254,20 @@ mod tests {
     fn api_keys() {
         let token = Secret::new("s3cret");
         for good in ["Bearer s3cret", "bearer s3cret", "BEARER  s3cret "] {
-            assert!(check_api_key(Some(&token), &with_authorization(good)).is_ok(), "{good}");
+            assert!(check_api_key(Some(&token), false, &with_authorization(good)).is_ok(), "{good}");
         }
         for bad in ["Bearer s3cre", "Bearer s3crett", "Bearer", "Basic s3cret", "s3cret", "Bearer "] {
-            let error = check_api_key(Some(&token), &with_authorization(bad)).unwrap_err();
+            let error = check_api_key(Some(&token), true, &with_authorization(bad)).unwrap_err();
             assert_eq!(error.status, StatusCode::UNAUTHORIZED, "{bad}");
         }
-        assert!(check_api_key(Some(&token), &HeaderMap::new()).is_err());
-        assert!(check_api_key(None, &HeaderMap::new()).is_ok());
+        assert!(check_api_key(Some(&token), true, &HeaderMap::new()).is_err());
+        assert!(check_api_key(None, false, &HeaderMap::new()).is_ok());
+        for (key, messages, good) in
+            [("s3cret", true, true), (" s3cret ", true, true), ("s3cre", true, false), ("s3cret", false, false)]
+        {
+            let mut headers = HeaderMap::new();
+            headers.insert(X_API_KEY, HeaderValue::from_str(key).unwrap());
+            assert_eq!(check_api_key(Some(&token), messages, &headers).is_ok(), good, "{key}");
+        }
     }
 }

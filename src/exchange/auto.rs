@@ -2,6 +2,7 @@
 //!
 //! The prompt is counted only as far as a hint can ask, and not at all when none does: then nothing has to wait.
 
+use super::plan::bucket_length;
 use super::prepare::PrepareJob;
 use crate::fleet::{AUTO, Features, Model, Profile};
 use crate::request::{ParsedBody, PromptForm};
@@ -14,8 +15,9 @@ pub fn asked_for(wanted: Option<&str>) -> bool {
 
 /// The count that the choice needs. Takes the prompt's text out of the body; it comes back in
 /// [`super::Prepared::text`].
-pub fn count(model: &Model, body: &mut ParsedBody) -> PrepareJob {
-    let mut job = PrepareJob::default();
+pub fn count(model: &Model, body: &mut ParsedBody, non_text_part: u64) -> PrepareJob {
+    let non_text_tokens = body.non_text_tokens(non_text_part);
+    let mut job = PrepareJob { non_text_tokens, ..PrepareJob::default() };
     let bound = model.config.as_ref().and_then(|config| config.largest_prompt_hint(body.max_tokens));
     if let Some(bound) = bound.filter(|_| body.prompt.token_ids.is_none() && body.prompt.form != PromptForm::None) {
         // "More than bound − 1" answers every question about a bound.
@@ -25,13 +27,13 @@ pub fn count(model: &Model, body: &mut ParsedBody) -> PrepareJob {
 }
 
 /// The profile that suits the request, else the default one; `None` where the model has neither.
-pub fn choose<'m>(model: &'m Model, body: &ParsedBody, counted: PromptLength) -> Option<&'m Profile> {
-    let prompt_tokens = match (body.prompt.token_ids, counted) {
-        (Some(tokens), _) => Some(tokens as u64),
-        (None, PromptLength::Exactly(tokens)) => Some(tokens),
-        (None, PromptLength::MoreThan(tokens)) => Some(tokens.saturating_add(1)),
-        (None, PromptLength::Unknown) => None,
-    };
+pub fn choose<'m>(
+    model: &'m Model,
+    body: &ParsedBody,
+    counted: PromptLength,
+    non_text_part: u64,
+) -> Option<&'m Profile> {
+    let prompt_tokens = bucket_length(body, counted, non_text_part).tokens();
     let features = Features { prompt_tokens, max_tokens: body.max_tokens };
     model.config.as_ref()?.by_hints(features).map(AsRef::as_ref)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
-use super::{PrepareJob, Prepared};
+use super::{DecodeJob, Decoded, PrepareJob, Prepared};
 use crate::engines::leg::{LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, LookupKey, LookupKind};
 use crate::error::ApiError;
@@ -74,6 +74,8 @@ pub enum Event {
         /// They are the last ones.
         end: bool,
     },
+    /// [`Effect::Decode`] is done.
+    Decoded(Decoded),
     /// [`Effect::Prepare`] is done.
     Prepared(Prepared),
     /// [`Effect::ChargeLimits`] is done. Dropped unheard, it gives the places back.
@@ -194,6 +196,8 @@ pub enum Effect {
         /// Names of headers to take away.
         remove: Vec<String>,
     },
+    /// Decode the body off the event loop and come back with [`Event::Decoded`].
+    Decode(Box<DecodeJob>),
     /// Compute this off the event loop and come back with [`Event::Prepared`].
     Prepare(Box<PrepareJob>),
     /// Take places in the limits that replicas share, and come back with [`Event::LimitsCharged`] soon
@@ -235,6 +239,8 @@ pub enum Effect {
     ForwardChunk,
     /// Pass these bytes on in place of the chunk of the event: what follows an error must not look like a good end.
     ReplaceChunk(Bytes),
+    /// The answer is complete here, whatever its pod has still to say (front only).
+    CompleteAnswer,
     /// Give the answer up of which nothing was passed on (front only).
     DropAnswer,
     /// Break the answer off so that the client can tell: part of it was sent.

@@ -1,5 +1,7 @@
 //! Which headers go where.
 
+use std::sync::Arc;
+
 use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -23,7 +25,14 @@ const CLIENT_FORBIDDEN: [&str; 10] = [
 const CLIENT_FORBIDDEN_PREFIXES: [&str; 2] = ["x-override-", "x-trtllm-"];
 
 /// Headers that speak to the gateway and mean nothing to an engine.
-const GATEWAY_ONLY: [&str; 4] = ["routing-strategy", "external-filter", "config-profile", "x-tandem-explain"];
+const GATEWAY_ONLY: [&str; 5] =
+    ["routing-strategy", "external-filter", "config-profile", "x-tandem-explain", CALLER_REQUEST_ID];
+
+/// Where an Envoy that puts an id of its own in `x-request-id` has kept the caller's, behind `=`; alone, there was none.
+const CALLER_REQUEST_ID: &str = "x-tandem-caller-request-id";
+
+/// Longest id of a caller that is repeated, bytes.
+const MAX_CALLER_REQUEST_ID: usize = 128;
 
 /// Headers about one connection (RFC 9110, section 7.6.1).
 const HOP_BY_HOP: [&str; 9] = [
@@ -116,6 +125,17 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<String> {
         .collect()
 }
 
+/// The id by which the caller knows the request: said again in the answer and in the log, and good for nothing else. One
+/// that is long, or not printable, is not repeated.
+pub fn caller_request_id(headers: &HeaderMap) -> Option<Arc<str>> {
+    let id = match text(headers, CALLER_REQUEST_ID) {
+        Some(kept) => kept.strip_prefix('=')?,
+        None => text(headers, "x-request-id")?,
+    };
+    (!id.is_empty() && id.len() <= MAX_CALLER_REQUEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic()))
+        .then(|| id.into())
+}
+
 /// A header value as text: trimmed, and only when it is text.
 pub fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim).filter(|value| !value.is_empty())
@@ -162,6 +182,25 @@ mod tests {
         let own = HeaderValue::from_static("Bearer engines");
         let leg = leg_headers(&client, "R", Some(&own));
         assert_eq!(leg.get_all("authorization").iter().collect::<Vec<_>>(), [&own]);
+    }
+
+    #[test]
+    fn ids_of_callers_are_bounded_and_printable() {
+        let longest = "x".repeat(MAX_CALLER_REQUEST_ID);
+        let too_long = "x".repeat(MAX_CALLER_REQUEST_ID + 1);
+        for (pairs, expected) in [
+            (vec![("x-request-id", &b"req-1"[..])], Some("req-1")),
+            (vec![("x-request-id", b"envoy's"), ("x-tandem-caller-request-id", b"=req-1")], Some("req-1")),
+            (vec![("x-request-id", b"envoy's"), ("x-tandem-caller-request-id", b"=")], None),
+            (vec![("x-request-id", longest.as_bytes())], Some(longest.as_str())),
+            (vec![("x-request-id", too_long.as_bytes())], None),
+            (vec![("x-request-id", b"a b")], None),
+            (vec![("x-request-id", b"a\xff")], None),
+            (vec![("x-request-id", b"")], None),
+            (vec![], None),
+        ] {
+            assert_eq!(caller_request_id(&map(&pairs)).as_deref(), expected, "{pairs:?}");
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::error::{ApiError, Reason};
 use crate::fleet::{Model, Pod};
 use crate::knobs::{AbortKnobs, DecodeWatchdog};
 use crate::load::Pairs;
-use crate::request::{Endpoint, ParsedBody};
+use crate::request::{Coding, Endpoint, ParsedBody};
 use crate::routing::{Charges, PromptLength};
 use crate::state::limits::Places;
 use crate::telemetry::{InFlight, Limit, Outcome, PrefillLeg, RequestRecord, Timings};
@@ -48,6 +48,7 @@ const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
 enum State {
     AwaitHead,
     AwaitBody,
+    Decoding,
     Resolving(Box<Unresolved>),
     Admitting(Box<Admitting>),
     Preparing(Box<Routing>),
@@ -134,6 +135,8 @@ pub struct Exchange {
     endpoint: Option<Endpoint>,
     received: Vec<Bytes>,
     received_bytes: usize,
+    /// What has to be undone before the body can be read.
+    codings: Vec<Coding>,
     reservation: Reservation,
     charges: Option<Charges>,
     /// The request's places in the limits on its model and its user; kept once it goes on to the pod that answers it.
@@ -205,6 +208,7 @@ impl Exchange {
             endpoint: None,
             received: Vec::new(),
             received_bytes: 0,
+            codings: Vec::new(),
             reservation,
             charges: None,
             places: Places::default(),
@@ -310,6 +314,7 @@ impl Exchange {
                 self.refuse(now, ApiError::new(Reason::BodyTimeout, text), effects)
             }
             (State::AwaitBody, Event::BodyTooLarge) => self.refuse(now, self.too_large(), effects),
+            (State::Decoding, Event::Decoded(decoded)) => self.on_decoded(now, decoded, effects),
             (State::Resolving(unresolved), Event::Prepared(counted)) => {
                 self.on_counted(now, *unresolved, counted, effects)
             }
@@ -359,6 +364,10 @@ impl Exchange {
         self.record.status = error.status.as_u16();
         let request_id = &self.record.request_id;
         let error = if request_id.is_empty() { error } else { error.with_header("request-id", request_id) };
+        let error = match &self.record.client_request_id {
+            Some(id) => error.with_header("x-request-id", id),
+            None => error,
+        };
         let error = match &self.chosen_profile {
             Some(name) => error.with_header(CHOSEN_PROFILE, name),
             None => error,
@@ -390,6 +399,7 @@ impl Exchange {
             (
                 _,
                 Event::Prefill(_)
+                | Event::Decoded(_)
                 | Event::Prepared(_)
                 | Event::LimitsCharged(_)
                 | Event::LookedUp(_)
@@ -398,7 +408,8 @@ impl Exchange {
                 | Event::BodyTimeout,
             ) => state,
             (
-                State::Resolving(_)
+                State::Decoding
+                | State::Resolving(_)
                 | State::Admitting(_)
                 | State::Preparing(_)
                 | State::Claiming(_)

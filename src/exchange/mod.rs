@@ -11,10 +11,13 @@
 //!                  │                                      │  (no prefill leg, or both legs at once) ┘              │
 //!                  └────────────┴────────────┴────────────┴── refused, cancelled ──────────────────────────────────┴──▶ Ended
 //! ```
+//!
+//! A body with a content coding is decoded between `AwaitBody` and `Resolving` (`Decoding`).
 
 mod admission;
 mod answer;
 mod auto;
+mod decode;
 mod event;
 mod headers;
 mod machine;
@@ -28,6 +31,7 @@ mod world;
 
 pub use admission::{Budget, Permit, Reservation};
 pub use answer::is_connect_failure;
+pub use decode::{DecodeJob, Decoded};
 pub use event::{
     AbortPlan, Adapter, AnswerHead, Effect, Event, LookupCall, OwnAnswer, RequestHead, RoutePlan, WakeCall,
 };

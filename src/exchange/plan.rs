@@ -146,7 +146,8 @@ impl Plan {
     /// prompt out of the body: nobody else needs it, and a request would otherwise hold it twice until its prefill
     /// leg ends.
     pub fn prepare(&self, model: &Model, body: &mut ParsedBody, knobs: &Knobs, hash_seed: u64) -> PrepareJob {
-        let mut job = PrepareJob::default();
+        let non_text_tokens = body.non_text_tokens(knobs.api.non_text_part_tokens);
+        let mut job = PrepareJob { non_text_tokens, ..PrepareJob::default() };
         let (text, key) = (std::mem::take(&mut body.prompt.text), std::mem::take(&mut body.prompt.prefix_key));
         let Some(strategy) = self.strategy else { return job };
         let pd = strategy == Strategy::Pd;
@@ -188,7 +189,9 @@ fn adapter<'a>(asked: &'a str, model: &str) -> Option<&'a str> {
     asked.strip_prefix(model)?.strip_prefix(':')
 }
 
-/// The length that buckets see: token-id prompts are exact, text is what was counted.
-pub fn bucket_length(body: &ParsedBody, counted: PromptLength) -> PromptLength {
-    body.prompt.token_ids.map_or(counted, |tokens| PromptLength::Exactly(tokens as u64))
+/// The length that buckets see: token-id prompts are exact, text is what was counted. What a part that is no text counts
+/// as is in the latter already.
+pub fn bucket_length(body: &ParsedBody, counted: PromptLength, non_text_part: u64) -> PromptLength {
+    let exactly = |tokens| PromptLength::Exactly(tokens as u64).plus(body.non_text_tokens(non_text_part));
+    body.prompt.token_ids.map_or(counted, exactly)
 }

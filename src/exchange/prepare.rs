@@ -24,6 +24,8 @@ pub struct PrepareJob {
     pub known: Option<PromptLength>,
     /// Hash this prefix key, when a policy looks prefixes up.
     pub hash: Option<HashJob>,
+    /// What the prompt's parts that are no text count beside it.
+    pub non_text_tokens: u64,
 }
 
 /// Input of the block hashes.
@@ -49,7 +51,8 @@ pub struct Prepared {
     /// Block hashes, empty if they were not asked for. Of a longer prompt, those of its first
     /// [`MAX_PROMPT_BLOCKS`] blocks: the index does not store more of one.
     pub hashes: BlockHashes,
-    /// Tokens of the prefix key: exact with the tiktoken tokenizer, a quarter of its bytes else. 0 if not asked for.
+    /// Tokens of the prefix key: exact with the tiktoken tokenizer, a quarter of its bytes else; with those of parts that
+    /// are no text. 0 if not asked for.
     pub prefix_tokens: u64,
 }
 
@@ -92,14 +95,15 @@ impl PrepareJob {
                     Some(tokens) => PromptLength::Exactly(tokens as u64),
                     None => PromptLength::MoreThan(limit as u64),
                 };
-                (length, text)
+                (length.plus(self.non_text_tokens), text)
             }
         };
         let Some(job) = self.hash else { return Prepared { length, text, ..Prepared::unknown() } };
         let bytes = tokenize(job.tokenizer, &job.key);
         let longest = job.block_size.saturating_mul(MAX_PROMPT_BLOCKS);
         let hashes = block_hashes(bytes.get(..longest).unwrap_or(&bytes), job.block_size, job.seed);
-        Prepared { length, text, hashes, prefix_tokens: bytes.len() as u64 / BYTES_PER_TOKEN }
+        let prefix_tokens = (bytes.len() as u64 / BYTES_PER_TOKEN).saturating_add(self.non_text_tokens);
+        Prepared { length, text, hashes, prefix_tokens }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Orders of events, as tables and as random walks. The oracle after each: one `End` at most, and nothing charged.
 
 mod absent;
+mod apis;
 mod bands;
 mod claims;
 mod disorder;
@@ -9,6 +10,7 @@ mod handoff;
 mod legs;
 mod limits;
 mod models;
+mod names;
 mod orders;
 mod passing;
 mod profiles;
@@ -172,7 +174,7 @@ impl Run {
     }
 
     fn names(&self) -> Vec<&'static str> {
-        self.effects.iter().map(name_of).collect()
+        self.effects.iter().map(names::of).collect()
     }
 
     /// Gauges are zero, budgets are whole.
@@ -181,35 +183,6 @@ impl Run {
         assert!(self.records().len() <= 1);
         drop(self);
         assert_clean(&world);
-    }
-}
-
-fn name_of(effect: &Effect) -> &'static str {
-    match effect {
-        Effect::AcceptHead { .. } => "accept",
-        Effect::Pass { .. } => "pass",
-        Effect::Prepare(_) => "prepare",
-        Effect::ChargeLimits(_) => "charge",
-        Effect::ExtendTimeout(_) => "extend",
-        Effect::StartPrefill(_) => "prefill",
-        Effect::CancelPrefill => "cancel",
-        Effect::ForgetConnections => "forget",
-        Effect::Deliver(_) => "deliver",
-        Effect::Wake(_) => "wake",
-        Effect::Route(_) => "route",
-        Effect::Refuse(_) => "refuse",
-        Effect::ForwardHead(_) => "head",
-        Effect::ForwardChunk => "chunk",
-        Effect::ForwardHeld(_) => "held",
-        Effect::ReplaceChunk(_) => "replace",
-        Effect::DropAnswer => "drop",
-        Effect::Answer(_) => "answer",
-        Effect::Claim(_) => "claim",
-        Effect::LookUp(_) => "look_up",
-        Effect::DetachPrefill(_) => "detach",
-        Effect::Abort(_) => "abort",
-        Effect::Cut => "cut",
-        Effect::End(_) => "end",
     }
 }
 

@@ -48,6 +48,7 @@ impl Whole {
 pub fn splittable(whole: Option<Whole>, engine: Engine) -> Splittable {
     match (whole, engine) {
         (None, _) => Splittable::Yes,
+        (Some(Whole::Endpoint(endpoint)), _) if endpoint.only_tokenizes() => Splittable::No,
         (Some(_), Engine::Vllm | Engine::Other) => Splittable::No,
         (Some(_), Engine::Sglang | Engine::Trtllm) => Splittable::CombinedOnly,
     }

@@ -144,7 +144,7 @@ impl Peer for EnvoyPeer {
             Effect::AcceptHead { remove } | Effect::Pass { remove } => self.reply(reply::accept_head(remove)).await,
             Effect::ExtendTimeout(wait) => self.reply(reply::extend_timeout(wait)).await,
             Effect::ForwardHead(add) => self.reply(reply::forward_head(&add)).await,
-            Effect::ForwardChunk if self.trailers => {}
+            Effect::ForwardChunk | Effect::ReplaceChunk(_) if self.trailers => {}
             Effect::ForwardChunk => self.reply(reply::forward_chunk()).await,
             Effect::ReplaceChunk(bytes) => self.reply(reply::replace_chunk(bytes)).await,
             Effect::Answer(own) => self.reply(reply::answer(*own)).await,
@@ -174,9 +174,11 @@ impl Peer for EnvoyPeer {
             | Effect::Abort(_)
             | Effect::Wake(_)
             | Effect::ForwardHeld(_)
+            | Effect::CompleteAnswer
             | Effect::DropAnswer
             | Effect::Route(_)
             | Effect::Prepare(_)
+            | Effect::Decode(_)
             | Effect::ChargeLimits(_)
             | Effect::StartPrefill(_)
             | Effect::CancelPrefill

@@ -225,6 +225,12 @@ impl Peer for FrontPeer {
                 }
             }
             Effect::Refuse(error) => self.refuse(&error),
+            Effect::CompleteAnswer => {
+                self.decode = Decode::Complete;
+                if let Some(chunks) = self.chunks.take() {
+                    chunks.complete();
+                }
+            }
             Effect::DropAnswer => {
                 self.answer = None;
                 self.decode = Decode::Broken;

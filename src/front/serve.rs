@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::EXPECT;
-use http::{HeaderMap, Method, Request, Response};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming as HyperBody;
 use hyper::server::conn::http1;
@@ -39,12 +39,14 @@ const DISCARD_PAUSE: Duration = Duration::from_secs(1);
 const DISCARD_TIME: Duration = Duration::from_secs(10);
 const DISCARD_BYTES: usize = 128 << 20;
 
+/// Answers `GET /v1/models` and, with an id, `GET /v1/models/{id}`: a status and JSON.
+pub type Models = dyn Fn(Option<&str>) -> (StatusCode, Bytes) + Send + Sync;
+
 /// Serves the front until `stop`; then accepts no more, and connections end with their current request.
-/// `models` answers `GET /v1/models`.
 pub async fn serve(
     mut incoming: Incoming,
     driver: Arc<Driver>,
-    models: Arc<dyn Fn() -> Bytes + Send + Sync>,
+    models: Arc<Models>,
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
@@ -92,11 +94,13 @@ pub async fn serve(
 async fn handle(
     request: Request<HyperBody>,
     driver: &Arc<Driver>,
-    models: &(dyn Fn() -> Bytes + Send + Sync),
+    models: &Models,
     discards: &TaskTracker,
 ) -> Response<FrontBody> {
-    if request.uri().path() == "/v1/models" && request.method() == Method::GET {
-        let mut response = Response::new(full(models()));
+    if let Some(id) = asks_for_models(&request) {
+        let (status, page) = models(id.as_deref());
+        let mut response = Response::new(full(page));
+        *response.status_mut() = status;
         response.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
         return response;
     }
@@ -112,6 +116,16 @@ async fn handle(
         discards.spawn(discard(body));
     }
     response
+}
+
+/// The model that `GET /v1/models…` asks for; `Some(None)` = all of them. Names hold slashes, with or without escapes.
+fn asks_for_models(request: &Request<HyperBody>) -> Option<Option<String>> {
+    let rest = request.uri().path().strip_prefix("/v1/models").filter(|_| request.method() == Method::GET)?;
+    if rest.is_empty() {
+        return Some(None);
+    }
+    let id = percent_encoding::percent_decode_str(rest.strip_prefix('/')?).decode_utf8_lossy();
+    Some(Some(id.into_owned()))
 }
 
 /// Reads on, and throws away, what a client sends that has its answer already. A connection that is closed with bytes

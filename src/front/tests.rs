@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -96,7 +97,10 @@ async fn front(change: impl FnOnce(&mut Knobs)) -> Front {
     );
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let models = Arc::new(|| Bytes::from_static(b"{}"));
+    let models = Arc::new(|id: Option<&str>| match id {
+        None | Some("org/m") => (StatusCode::OK, Bytes::from_static(b"{}")),
+        Some(_) => (StatusCode::NOT_FOUND, Bytes::from_static(b"{}")),
+    });
     tasks.spawn(serve(
         Incoming::new(listener, None),
         Arc::new(driver),
@@ -311,6 +315,9 @@ async fn odd_requests_get_one_clear_answer() {
         (post(&many, BODY), "HTTP/1.1 431 "),
         (post(&long, BODY), "HTTP/1.1 431 "),
         ("GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), "HTTP/1.1 200 "),
+        ("GET /v1/models/org/m HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), "HTTP/1.1 200 "),
+        ("GET /v1/models/org%2Fm HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), "HTTP/1.1 200 "),
+        ("GET /v1/models/other HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), "HTTP/1.1 404 "),
     ] {
         let front = front(|_| {}).await;
         let mut client = front.send(request.replacen("host", "connection: close\r\nhost", 1)).await;

@@ -4,6 +4,7 @@
 //! (`spec` section 2.4 of the reference gateway); a profile carries a ready-made, checked copy.
 
 pub(crate) mod aibrix;
+mod api;
 mod carried;
 mod decode;
 mod docs;
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 use subtle::ConstantTimeEq as _;
 
+pub use api::ApiKnobs;
 pub use decode::{AbortKnobs, DecodeTimer, DecodeWatchdog};
 pub use docs::configuration_markdown;
 pub use engine_auth::EngineAuth;
@@ -448,6 +450,8 @@ pub struct Knobs {
     pub scrape: ScrapeKnobs,
     /// Prefix index.
     pub prefix: PrefixKnobs,
+    /// APIs.
+    pub api: ApiKnobs,
     /// TLS of the listeners.
     pub tls: TlsKnobs,
     /// What replicas share, and where.

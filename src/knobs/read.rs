@@ -7,8 +7,8 @@ use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
     Addressing, Drain, Ejection, Knobs, KvConnector, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs, Secret,
-    Tokenizer, carried, decode, engine_auth, inert, kubernetes, limits, models, otel, parse_strategy, plane, settings,
-    tls,
+    Tokenizer, api, carried, decode, engine_auth, inert, kubernetes, limits, models, otel, parse_strategy, plane,
+    settings, tls,
 };
 
 /// How much of a bad value a warning repeats.
@@ -238,6 +238,7 @@ impl Knobs {
         let scrape = read_scrape(&mut reader);
         let prefix = read_prefix(&mut reader);
         let engine_auth = engine_auth::read(&mut reader);
+        let api = api::read(&mut reader);
         let tls = tls::read(&mut reader, &mut refusals);
         let plane = plane::read(&mut reader);
         let kubernetes = kubernetes::read(&mut reader);
@@ -269,6 +270,7 @@ impl Knobs {
             drain,
             scrape,
             prefix,
+            api,
             tls,
             plane,
             kubernetes,

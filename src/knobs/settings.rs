@@ -1,10 +1,12 @@
 //! The table of settings: what `docs/configuration.md` and the start-up report list, in this order.
 
+mod api;
 mod engine_auth;
 mod kubernetes;
 mod models;
 mod otel;
 mod plane;
+mod prefix;
 mod tls;
 
 /// One variable for the reader of the documentation.
@@ -446,53 +448,8 @@ pub(super) const GROUPS: &[Group] = &[
             one("TANDEM_MAX_SCRAPE_BYTES", "8388608", "bytes", "", "A longer metrics page is dropped."),
         ],
     },
-    Group {
-        title: "Prefix index",
-        settings: &[
-            one(
-                "AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE",
-                "character",
-                "`character` or `tiktoken`",
-                "",
-                "What is hashed: the prompt's bytes, or its cl100k_base tokens.",
-            ),
-            one(
-                "AIBRIX_PREFIX_CACHE_BLOCK_SIZE",
-                "128",
-                "bytes of tokenizer output",
-                "",
-                "Size of one block. (The reference gateway's own default is 4; its manifests set 128.)",
-            ),
-            one(
-                "AIBRIX_PREFIX_CACHE_HASH_SEED",
-                "unset",
-                "number",
-                "",
-                "Seed of the block hashes; unset means random, and with Redis the same for all replicas.",
-            ),
-            one(
-                "TANDEM_PREFIX_CACHE_BYTES",
-                "268435456",
-                "bytes",
-                "",
-                "Memory of the index: what is not put again for longest goes first. One prompt takes a quarter of it at most.",
-            ),
-            one(
-                "AIBRIX_PREFIX_CACHE_BLOCK_NUMBER",
-                "unset",
-                "blocks",
-                "",
-                "When set, a bound on the number of blocks beside that on the memory; the lower one holds.",
-            ),
-            one(
-                "AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS",
-                "20",
-                "minutes",
-                "",
-                "Blocks that were not put again for this long go.",
-            ),
-        ],
-    },
+    prefix::PREFIX,
+    api::API,
     kubernetes::KUBERNETES,
     models::MODELS,
     engine_auth::ENGINE_AUTH,

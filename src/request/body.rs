@@ -12,6 +12,9 @@ use super::multipart::Form;
 use super::scan::{Field, JsonObject, decode_string, each_element};
 use super::{Endpoint, Prompt};
 
+/// What the token ledgers count as one token, bytes of the request body (the PD document, "Token Load Scoring Policy").
+const BYTES_PER_TOKEN: u64 = 4;
+
 /// The body cannot be used. Each becomes a 400.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BodyError {
@@ -93,9 +96,20 @@ impl ParsedBody {
             include_usage: false,
             choices: 1,
             max_tokens: None,
-            prompt: Prompt::none(),
+            prompt: Prompt { non_text: form.files, ..Prompt::none() },
             raw,
         })
+    }
+
+    /// The size of the request in tokens, about: a quarter of its bytes, and a fixed number for each part that is no text.
+    pub fn estimated_tokens(&self, non_text_part: u64) -> u64 {
+        let text = self.raw.len().saturating_sub(self.prompt.non_text.bytes) as u64;
+        (text / BYTES_PER_TOKEN).saturating_add(self.non_text_tokens(non_text_part))
+    }
+
+    /// The tokens of its parts that are no text.
+    pub fn non_text_tokens(&self, non_text_part: u64) -> u64 {
+        (self.prompt.non_text.parts as u64).saturating_mul(non_text_part)
     }
 
     /// The raw bytes of a top-level value (the last one when the key is duplicated, as engines read it).

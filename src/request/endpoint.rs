@@ -27,11 +27,33 @@ pub enum Endpoint {
     AudioTranslations,
     /// `/generate`, SGLang's own API.
     Generate,
+    /// `/v1/messages/count_tokens`
+    MessagesCountTokens,
+    /// `/v1/responses/input_tokens`
+    ResponsesInputTokens,
+    /// `/tokenize`
+    Tokenize,
+    /// `/detokenize`
+    Detokenize,
+    /// `/v1/score`
+    Score,
+    /// `/score`, the same.
+    ScoreUnversioned,
+    /// `/rerank`, the same as `/v1/rerank`.
+    RerankUnversioned,
+    /// `/v2/rerank`
+    RerankV2,
+    /// `/classify`, the same as `/v1/classify`.
+    ClassifyUnversioned,
+    /// `/pooling`
+    Pooling,
+    /// `/v1/audio/speech`
+    AudioSpeech,
 }
 
 impl Endpoint {
     /// Every endpoint.
-    pub const ALL: [Endpoint; 12] = [
+    pub const ALL: [Endpoint; 23] = [
         Endpoint::ChatCompletions,
         Endpoint::Messages,
         Endpoint::Completions,
@@ -44,6 +66,17 @@ impl Endpoint {
         Endpoint::AudioTranscriptions,
         Endpoint::AudioTranslations,
         Endpoint::Generate,
+        Endpoint::MessagesCountTokens,
+        Endpoint::ResponsesInputTokens,
+        Endpoint::Tokenize,
+        Endpoint::Detokenize,
+        Endpoint::Score,
+        Endpoint::ScoreUnversioned,
+        Endpoint::RerankUnversioned,
+        Endpoint::RerankV2,
+        Endpoint::ClassifyUnversioned,
+        Endpoint::Pooling,
+        Endpoint::AudioSpeech,
     ];
 
     /// The endpoint of a request path. The path must match exactly; a query string is ignored, and a fragment, which
@@ -71,7 +104,27 @@ impl Endpoint {
             Endpoint::AudioTranscriptions => "/v1/audio/transcriptions",
             Endpoint::AudioTranslations => "/v1/audio/translations",
             Endpoint::Generate => "/generate",
+            Endpoint::MessagesCountTokens => "/v1/messages/count_tokens",
+            Endpoint::ResponsesInputTokens => "/v1/responses/input_tokens",
+            Endpoint::Tokenize => "/tokenize",
+            Endpoint::Detokenize => "/detokenize",
+            Endpoint::Score => "/v1/score",
+            Endpoint::ScoreUnversioned => "/score",
+            Endpoint::RerankUnversioned => "/rerank",
+            Endpoint::RerankV2 => "/v2/rerank",
+            Endpoint::ClassifyUnversioned => "/classify",
+            Endpoint::Pooling => "/pooling",
+            Endpoint::AudioSpeech => "/v1/audio/speech",
         }
+    }
+
+    /// Whether it only asks what a text is in tokens, or the other way round: any pod of the model can say that, with no
+    /// KV cache and no time on an accelerator.
+    pub fn only_tokenizes(self) -> bool {
+        matches!(
+            self,
+            Endpoint::MessagesCountTokens | Endpoint::ResponsesInputTokens | Endpoint::Tokenize | Endpoint::Detokenize
+        )
     }
 
     /// Whether its bodies are multipart forms instead of JSON.

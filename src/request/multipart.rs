@@ -4,6 +4,8 @@
 
 use memchr::memmem;
 
+use super::NonText;
+
 /// Most parts that a form may have.
 const MAX_PARTS: usize = 128;
 
@@ -49,6 +51,8 @@ pub struct Form {
     pub model: Option<String>,
     /// `stream`; false when absent.
     pub stream: bool,
+    /// Files.
+    pub files: NonText,
 }
 
 impl Form {
@@ -92,6 +96,7 @@ impl Form {
             return Ok(());
         };
         if parameter(disposition, "filename").is_some() {
+            self.files.add(value.len());
             return Ok(());
         }
         let usable = |field| {
@@ -234,7 +239,8 @@ mod tests {
             (STREAM, "True"),
             ("Content-Disposition: form-data; name=\"temperature\"", "0"),
         ]);
-        let expected = Form { model: Some("whisper".into()), stream: true };
+        let files = NonText { parts: 1, bytes: 36 };
+        let expected = Form { model: Some("whisper".into()), stream: true, files };
         assert_eq!(Form::parse(TYPE, &body), Ok(expected.clone()));
         // A preamble, padding behind the boundary, and a quoted boundary in the header.
         let mut with_preamble = b"ignored\r\n".to_vec();

@@ -3,17 +3,20 @@
 //! Only the shape that routing reads is checked. Everything else, odd members of messages included, is the engine's
 //! to judge.
 
-use super::Endpoint;
+use std::borrow::Cow;
+
 use super::body::BodyError;
+use super::parts::{self, NonText};
 use super::scan::{JsonObject, decode_key, decode_string, each_element, each_member};
+use super::{Endpoint, salt};
 
 /// Starts an item of the history in a prefix key. A control character, so that the key stays UTF-8 wherever the
 /// prompt is; it cannot occur raw in JSON, so only an escaped one in a prompt could imitate it, and all that this
 /// imitation can win is a wrong guess about a cache.
-const ITEM: u8 = 0x1e;
+pub(super) const ITEM: u8 = 0x1e;
 
 /// Separates the parts of an item.
-const PART: u8 = 0x1f;
+pub(super) const PART: u8 = 0x1f;
 
 /// The shape in which the prompt came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,35 +41,70 @@ pub struct Prompt {
     /// Total token ids, when the prompt came as ids: an exact length.
     pub token_ids: Option<usize>,
     /// The "message" text of the reference gateway's section 1.4, contents joined by one space: what bucketing counts.
+    /// Without parts that are no text.
     pub text: String,
-    /// The bytes that the prefix index hashes, in template order: `tools` as sent, then role and content of the whole
-    /// history (strings decoded, anything else as sent, so that an image URL enters whole). Token ids enter as four
-    /// bytes each, big endian.
+    /// Images, audio, files: parts that count by their number.
+    pub non_text: NonText,
+    /// The bytes that the prefix index hashes, in template order: what changes the KV cache but not the text, `tools` as
+    /// sent, then role and content of the whole history (strings decoded, anything else as sent; what is no text by a hash
+    /// of all its bytes). Token ids enter as four bytes each, big endian.
     pub prefix_key: Vec<u8>,
 }
 
 impl Prompt {
     /// No prompt.
     pub(super) fn none() -> Prompt {
-        Prompt { form: PromptForm::None, count: 0, token_ids: None, text: String::new(), prefix_key: Vec::new() }
+        Prompt {
+            form: PromptForm::None,
+            count: 0,
+            token_ids: None,
+            text: String::new(),
+            non_text: NonText::default(),
+            prefix_key: Vec::new(),
+        }
     }
 
     /// Reads and checks the prompt of a JSON body.
     pub(super) fn read(endpoint: Endpoint, body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
+        let mut prompt = Prompt::read_as(endpoint, body)?;
+        let members = parts::count_in_body(body, prompt.form == PromptForm::None);
+        prompt.non_text.parts += members.parts;
+        prompt.non_text.bytes += members.bytes;
+        if prompt.form != PromptForm::None {
+            let mut key = salt::of(endpoint, body);
+            if !key.is_empty() {
+                key.append(&mut prompt.prefix_key);
+                prompt.prefix_key = key;
+            }
+        }
+        Ok(prompt)
+    }
+
+    fn read_as(endpoint: Endpoint, body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
         match endpoint {
             Endpoint::ChatCompletions | Endpoint::Messages => chat(body),
             Endpoint::Responses => responses(body),
             Endpoint::Completions => completions(body),
             Endpoint::Generate => generate(body),
             Endpoint::Embeddings => embeddings(body),
-            Endpoint::Rerank => rerank(body),
-            Endpoint::Classify => classify(body),
+            Endpoint::Rerank | Endpoint::RerankUnversioned | Endpoint::RerankV2 => rerank(body),
+            Endpoint::Classify | Endpoint::ClassifyUnversioned => classify(body),
             Endpoint::ImagesGenerations | Endpoint::VideoGenerations => {
                 let prompt = required(body, "prompt")?;
                 let text = Texts::default().with(prompt, "prompt")?;
                 Ok(text.into_prompt())
             }
-            Endpoint::AudioTranscriptions | Endpoint::AudioTranslations => Ok(Prompt::none()),
+            // Nothing of these is routed by, so what they lack is the engine's to say.
+            Endpoint::AudioTranscriptions
+            | Endpoint::AudioTranslations
+            | Endpoint::MessagesCountTokens
+            | Endpoint::ResponsesInputTokens
+            | Endpoint::Tokenize
+            | Endpoint::Detokenize
+            | Endpoint::Score
+            | Endpoint::ScoreUnversioned
+            | Endpoint::Pooling
+            | Endpoint::AudioSpeech => Ok(Prompt::none()),
         }
     }
 }
@@ -91,6 +129,8 @@ fn is_empty_array(value: &str) -> bool {
 #[derive(Default)]
 struct Texts {
     text: String,
+    key: Vec<u8>,
+    non_text: NonText,
     any: bool,
 }
 
@@ -104,16 +144,28 @@ impl Texts {
         Ok(self)
     }
 
-    /// Adds a string decoded, anything else (and a string that cannot be decoded) as it was sent.
+    /// Adds a string decoded, anything else (and a string that cannot be decoded) as it was sent, less what is no text.
     fn push(&mut self, value: &str) {
+        if self.any {
+            self.key.push(b' ');
+        }
+        let key = self.push_text(value);
+        self.key.extend_from_slice(key.as_bytes());
+    }
+
+    /// Adds it to the text only; returns what of it belongs into the key.
+    fn push_text<'a>(&mut self, value: &'a str) -> Cow<'a, str> {
         if self.any {
             self.text.push(' ');
         }
         self.any = true;
-        match decode_string(value) {
-            Some(text) => self.text.push_str(&text),
-            None => self.text.push_str(value),
+        if let Some(text) = decode_string(value) {
+            self.text.push_str(&text);
+            return text;
         }
+        let stripped = parts::strip(value, &mut self.non_text);
+        self.text.push_str(&stripped.text);
+        stripped.key
     }
 
     fn push_elements(&mut self, array: &str) {
@@ -125,8 +177,8 @@ impl Texts {
     }
 
     fn into_prompt(self) -> Prompt {
-        let prefix_key = self.text.as_bytes().to_vec();
-        Prompt { form: PromptForm::Text, count: 1, token_ids: None, text: self.text, prefix_key }
+        let Texts { text, non_text, key: prefix_key, .. } = self;
+        Prompt { form: PromptForm::Text, count: 1, token_ids: None, text, non_text, prefix_key }
     }
 }
 
@@ -176,17 +228,16 @@ impl History {
         } else if item.starts_with('"') {
             content = Some(item);
         }
-        if let Some(content) = content {
-            self.texts.push(content);
-        }
         self.push_key(ITEM, role.unwrap_or_default());
-        if content.is_none() && tool_calls.is_none() {
+        self.key.push(PART);
+        if let Some(content) = content {
+            let key = self.texts.push_text(content);
+            self.key.extend_from_slice(key.as_bytes());
+        } else if tool_calls.is_none() {
             // Such as a function call or its result in `input` of a response: it is its own content.
-            self.key.push(PART);
-            self.key.extend_from_slice(item.as_bytes());
-            return;
+            let stripped = parts::strip(item, &mut self.texts.non_text);
+            self.key.extend_from_slice(stripped.key.as_bytes());
         }
-        self.push_key(PART, content.unwrap_or_default());
         if let Some(tool_calls) = tool_calls {
             self.key.push(PART);
             self.key.extend_from_slice(tool_calls.as_bytes());
@@ -201,7 +252,8 @@ impl History {
     }
 
     fn into_prompt(self) -> Prompt {
-        Prompt { form: PromptForm::Text, count: 1, token_ids: None, text: self.texts.text, prefix_key: self.key }
+        let Texts { text, non_text, .. } = self.texts;
+        Prompt { form: PromptForm::Text, count: 1, token_ids: None, text, non_text, prefix_key: self.key }
     }
 }
 
@@ -226,7 +278,7 @@ fn responses(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
     }
     if input.starts_with('"') {
         history.push_preamble("user", input);
-        history.texts.push(input);
+        history.texts.push_text(input);
     } else if is_array(input) && !is_empty_array(input) {
         history.push_items(input);
     } else {
@@ -312,7 +364,7 @@ fn one_or_several(prompt: &str, key: &str) -> Result<Prompt, BodyError> {
         Some(list) => {
             let count = if list == ElementKind::Id { 1 } else { count };
             let form = if count == 1 { PromptForm::Tokens } else { PromptForm::Several };
-            Prompt { form, count, token_ids: Some(ids), text: String::new(), prefix_key: key }
+            Prompt { form, count, token_ids: Some(ids), prefix_key: key, ..Prompt::none() }
         }
     })
 }

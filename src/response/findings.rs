@@ -1,6 +1,6 @@
 //! What an answer said about itself.
 
-use super::usage::UsageSum;
+use super::usage::{Api, UsageSum};
 use crate::request::scan::{JsonObject, decode_string, each_element};
 
 /// Event types after which a stream has nothing more to say: the end markers of the Messages and Responses APIs.
@@ -9,11 +9,14 @@ const TERMINAL_TYPES: [&str; 4] = ["message_stop", "response.completed", "respon
 /// Everything found so far. All of it only ever grows, except that later usage replaces earlier.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
+    pub(super) api: Api,
     pub(super) usage: UsageSum,
     pub(super) done: bool,
     pub(super) error: bool,
     /// Where in the body the event ends that said so, bytes from the start.
     pub(super) error_end: Option<u64>,
+    /// The error came as the API's own last event: clients know by it that the answer has failed.
+    pub(super) own_failure: bool,
     /// Something was generated: an event that neither opens the answer nor reports an error.
     pub(super) content: bool,
     /// Documents that were parsed: what an answer costs beyond the scan of its bytes.
@@ -24,7 +27,13 @@ impl Findings {
     /// Takes in the event type (the `event:` line, or the `type` of the data).
     pub(super) fn event_type(&mut self, name: &str) {
         self.done |= TERMINAL_TYPES.contains(&name);
-        self.error |= name == "error" || name == "response.failed";
+        let error = name == "error" || name == "response.failed";
+        self.error |= error;
+        // What has failed before, in whatever words, has failed by those.
+        if error && self.error_end.is_none() && self.api.fails_by(name) {
+            self.own_failure = true;
+            self.done = true;
+        }
     }
 
     /// Takes in one JSON document; `false` when it is no JSON object.
@@ -48,13 +57,13 @@ impl Findings {
 
     fn level(&mut self, object: &JsonObject<'_>) {
         if let Some(usage) = object.get_non_null("usage") {
-            self.usage.merge(usage);
+            self.usage.merge(usage, self.api);
         }
         self.error |= object.get_non_null("error").is_some();
         self.error |= aborted(object);
         // SGLang's native endpoint keeps its reason one level deeper, beside the counts.
         if let Some(meta) = object.get("meta_info") {
-            self.usage.merge(meta);
+            self.usage.merge(meta, self.api);
             self.error |= JsonObject::parse(meta.as_bytes()).is_ok_and(|meta| aborted(&meta));
         }
         if let Some(choices) = object.get("choices") {

@@ -7,6 +7,7 @@
 
 use super::findings::Findings;
 use super::needle::Needles;
+use super::opening;
 
 /// Longest line, and longest event, that is looked at, in bytes. A longer one is passed over: the traffic is
 /// untouched, and only what it says is lost to the accounting. It has to hold the last event of a Responses stream,
@@ -57,6 +58,8 @@ enum EventKind {
     /// Anthropic's keep-alive.
     Ping,
     Error,
+    /// By its name, one of those with which an answer begins.
+    Opening,
     Terminal(&'static str),
 }
 
@@ -184,7 +187,7 @@ impl EventReader {
             findings.content = true;
         } else if event.lines > 0 && !event.data.trim_ascii().is_empty() {
             match event.kind {
-                EventKind::Plain | EventKind::Ping => {}
+                EventKind::Plain | EventKind::Ping | EventKind::Opening => {}
                 EventKind::Error => findings.event_type("error"),
                 EventKind::Terminal(name) => findings.event_type(name),
             }
@@ -196,7 +199,8 @@ impl EventReader {
                 }
             }
             if !findings.content {
-                findings.content = !ping && !findings.error && !is_opening(&event.data);
+                let opens = event.kind == EventKind::Opening || opening::opens(&event.data);
+                findings.content = !ping && !findings.error && !opens;
             }
         }
         if event.data.capacity() <= KEEP_CAPACITY {
@@ -211,6 +215,7 @@ impl EventKind {
         match name.trim_ascii() {
             b"ping" => EventKind::Ping,
             b"error" => EventKind::Error,
+            name if opening::NAMES.iter().any(|opening| opening.as_bytes() == name) => EventKind::Opening,
             b"message_stop" => EventKind::Terminal("message_stop"),
             b"response.completed" => EventKind::Terminal("response.completed"),
             b"response.incomplete" => EventKind::Terminal("response.incomplete"),
@@ -232,15 +237,6 @@ fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 /// Anthropic's keep-alive, in the form without an `event:` line.
 fn is_ping(data: &[u8]) -> bool {
     data.len() <= 32 && memchr::memmem::find(data, b"\"ping\"").is_some()
-}
-
-/// An event with which an answer opens before anything is generated: the role of a chat message without text, the first
-/// events of the Messages and Responses APIs.
-fn is_opening(data: &[u8]) -> bool {
-    let has = |text: &[u8]| memchr::memmem::find(data, text).is_some();
-    let role = has(b"\"role\":") && (has(b"\"content\":\"\"") || has(b"\"content\":null") || !has(b"\"content\":"));
-    let named = [b"\"message_start\"".as_slice(), b"\"response.created\"", b"\"response.in_progress\""];
-    (role && !has(b"\"tool_calls\":[")) || named.iter().any(|name| has(name))
 }
 
 /// Whether the text is a complete JSON object.

@@ -3,6 +3,7 @@
 mod findings;
 mod lines;
 mod needle;
+mod opening;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -10,6 +11,6 @@ mod watch;
 mod whole;
 
 pub use lines::MAX_EVENT_BYTES;
-pub use usage::Usage;
+pub use usage::{Api, Usage};
 pub use watch::{AnswerKind, AnswerWatch};
 pub use whole::MAX_DOCUMENT_BYTES;

@@ -4,13 +4,13 @@ use proptest::prelude::*;
 
 use super::lines::MAX_EVENT_BYTES;
 use super::whole::MAX_DOCUMENT_BYTES;
-use super::{AnswerKind, AnswerWatch, Usage};
+use super::{AnswerKind, AnswerWatch, Api, Usage};
 
 /// What a watcher found: usage, end marker, error, progress.
 type Found = (Option<Usage>, bool, bool, u64);
 
 fn watch<'a>(kind: AnswerKind, chunks: impl IntoIterator<Item = &'a [u8]>) -> Found {
-    let mut watch = AnswerWatch::new(kind);
+    let mut watch = AnswerWatch::new(kind, Api::OpenAi);
     chunks.into_iter().for_each(|chunk| watch.feed(chunk));
     watch.finish();
     (watch.usage(), watch.done(), watch.error_event(), watch.progress())
@@ -94,7 +94,7 @@ fn r11_r13_usage_split_at_every_offset() {
 
 #[test]
 fn usage_and_end_show_as_soon_as_their_event_is_whole() {
-    let mut watch = AnswerWatch::new(AnswerKind::Stream);
+    let mut watch = AnswerWatch::new(AnswerKind::Stream, Api::OpenAi);
     watch.feed(b": hello\n\n");
     assert_eq!((watch.progress(), watch.bytes()), (0, 9));
     watch.feed(b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n");
@@ -236,7 +236,7 @@ fn whole_documents_give_usage_at_the_end() {
         let found = watch(AnswerKind::Whole, [left, right]);
         assert_eq!((found.0, found.1, found.2), (usage(13, 6), false, false), "{at}");
     }
-    let mut early = AnswerWatch::new(AnswerKind::Whole);
+    let mut early = AnswerWatch::new(AnswerKind::Whole, Api::OpenAi);
     early.feed(body);
     assert_eq!((early.usage(), early.progress(), early.bytes()), (None, 1, body.len() as u64));
     for (text, expected) in [
@@ -361,7 +361,7 @@ proptest! {
 fn r22_only_events_that_can_tell_something_are_parsed() {
     let token = "data: {\"id\":\"c\",\"choices\":[{\"delta\":{\"content\":\"tok\"},\"finish_reason\":null}],\"usage\":null}\n\n";
     let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\n";
-    let mut watch = AnswerWatch::new(AnswerKind::Stream);
+    let mut watch = AnswerWatch::new(AnswerKind::Stream, Api::OpenAi);
     for _ in 0..10_000 {
         watch.feed(token.as_bytes());
     }

@@ -1,9 +1,9 @@
 //! The incremental watcher.
 
-use super::Usage;
 use super::findings::Findings;
 use super::lines::EventReader;
 use super::whole::DocumentReader;
+use super::{Api, Usage};
 
 /// How the body is framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,13 +56,13 @@ enum Reader {
 
 impl AnswerWatch {
     /// A watcher for an answer of this kind.
-    pub fn new(kind: AnswerKind) -> AnswerWatch {
+    pub fn new(kind: AnswerKind, api: Api) -> AnswerWatch {
         let reader = match kind {
             AnswerKind::Stream => Reader::Stream(Box::new(EventReader::new())),
             AnswerKind::Whole => Reader::Whole(DocumentReader::new()),
             AnswerKind::Opaque => Reader::Opaque,
         };
-        AnswerWatch { reader, findings: Findings::default(), bytes: 0, chunks: 0 }
+        AnswerWatch { reader, findings: Findings { api, ..Findings::default() }, bytes: 0, chunks: 0 }
     }
 
     /// Looks at the next bytes.
@@ -99,6 +99,12 @@ impl AnswerWatch {
     /// An error event inside the stream (an `error` object in a whole document), or `finish_reason: "abort"`.
     pub fn error_event(&self) -> bool {
         self.findings.error
+    }
+
+    /// The error event is the one by which the API itself ends a failed stream, so that nothing after it can be taken for a
+    /// good end.
+    pub fn failed_as_documented(&self) -> bool {
+        self.findings.own_failure
     }
 
     /// Where the first such event of a stream ends, in bytes from the start of the body: what follows must not make the

@@ -77,7 +77,7 @@ fn search(window: &[u8], findings: &mut Findings) {
         if value.starts_with(b"{")
             && let Ok(object) = <&RawValue>::deserialize(&mut json)
         {
-            findings.usage.merge(object.get());
+            findings.usage.merge(object.get(), findings.api);
         }
     }
     findings.error |= needles.aborted(window);

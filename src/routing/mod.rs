@@ -17,6 +17,7 @@ mod eligibility;
 mod explain;
 mod journal;
 mod least;
+mod length;
 mod pair;
 mod plain;
 mod prefill;
@@ -35,6 +36,7 @@ use std::time::Duration;
 pub use bucket::largest_bound;
 pub use explain::{Considered, DESCRIBED, DecisionRecord, Explanation, Fate, Terms, Ties};
 pub use journal::Journal;
+pub use length::PromptLength;
 pub use plain::MissingSignals;
 pub use strategy::{Strategy, Weights};
 
@@ -43,28 +45,6 @@ use crate::fleet::{Model, Pod, PodState, Selector};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
 use crate::load::{DecodeCharge, Peers, PrefillCharge, Probes, TokenCharge, TokenCharges};
 use crate::prefix::PrefixIndex;
-
-/// How long the prompt is, as far as it had to be counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PromptLength {
-    /// Exactly this many tokens.
-    Exactly(u64),
-    /// More than this many tokens, which is the largest finite bound of the model's buckets.
-    MoreThan(u64),
-    /// Not counted, because nothing depends on it.
-    Unknown,
-}
-
-impl PromptLength {
-    /// The tokens, as bands see them: one more than the bound for a prompt that was not counted to its end.
-    pub fn tokens(self) -> Option<u64> {
-        match self {
-            PromptLength::Exactly(tokens) => Some(tokens),
-            PromptLength::MoreThan(tokens) => Some(tokens.saturating_add(1)),
-            PromptLength::Unknown => None,
-        }
-    }
-}
 
 /// Whether the request can be split into two legs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

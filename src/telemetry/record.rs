@@ -96,6 +96,8 @@ pub struct DecisionEssentials {
 pub struct RequestRecord {
     /// The id the client sees as `request-id`.
     pub request_id: String,
+    /// The id by which the caller knows it, when that can be shown.
+    pub client_request_id: Option<Arc<str>>,
     /// `/v1/...` of a known endpoint, else empty.
     pub endpoint: &'static str,
     /// The model, when the fleet knows it; `None` folds to one label value, so that clients cannot make series.
@@ -147,6 +149,7 @@ impl RequestRecord {
     pub fn empty() -> RequestRecord {
         RequestRecord {
             request_id: String::new(),
+            client_request_id: None,
             endpoint: "",
             model: None,
             strategy: None,

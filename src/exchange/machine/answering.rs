@@ -1,8 +1,14 @@
 //! The answer of the decode (or single) pod goes by.
 //!
-//! Behind Envoy it is passed on as it comes. The front holds a stream's head back until something was generated: an
-//! engine that cannot get at the KV cache says so inside a stream that has begun with 200, and until then the request can
-//! still start over, or fail with a status.
+//! Behind Envoy it is passed on as it comes. The front holds a stream back until something was generated, where the request
+//! can still start over: an engine that cannot get at the KV cache says so inside a stream that has begun with 200. Where it
+//! cannot, nothing is held but a head with nothing behind it, which an engine may send before it has anything: a leg that
+//! fails by then is told by a status.
+//!
+//! What follows an error event is not passed on. Where the event is the API's own way of ending a failed answer, the stream
+//! then ends well; any other is broken off, lest it look complete.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -14,16 +20,18 @@ use crate::engines::Finished;
 use crate::error::{ApiError, Reason};
 use crate::exchange::answer::Answer;
 use crate::exchange::event::{Adapter, AnswerHead, Effect, OwnAnswer, RoutePlan};
-use crate::response::{AnswerKind, AnswerWatch};
+use crate::fleet::Pod;
+use crate::response::{AnswerKind, AnswerWatch, Api};
 use crate::telemetry::{AbortTrigger, Outcome, RetryReason, WatchdogPhase};
 
 impl Exchange {
     pub(super) fn on_answer_head(&mut self, now: Tick, head: &AnswerHead, effects: &mut Vec<Effect>) -> State {
         self.record.timings.answer_head = Some(now);
         self.record.status = head.status.as_u16();
-        let mut answer = Answer::new(head, self.record.stream);
+        let api = self.endpoint.map(Api::of).unwrap_or_default();
+        let mut answer = Answer::new(head, self.record.stream, api);
         if self.adapter == Adapter::Front && self.legs.is_some() && answer.can_be_held() {
-            answer.hold();
+            answer.hold(self.may_start_over());
         } else {
             // A pod that answers has the request.
             self.forget_request();
@@ -42,7 +50,7 @@ impl Exchange {
     ) -> State {
         // An error went by before: nothing after it may look like a good end.
         if answer.has_failed() {
-            return self.cut_after_error(now, *answer, effects);
+            return self.after_error(now, answer, data, end, effects);
         }
         let before = answer.bytes();
         answer.feed(data, now, &mut self.record);
@@ -52,7 +60,9 @@ impl Exchange {
         if let Some(watchdog) = &mut self.watchdog {
             watchdog.progress(now, answer.progress());
         }
-        if answer.has_failed() && answer.is_held() {
+        // What its clients understand is passed on, where there is no second attempt.
+        let understood = answer.has_failed_as_documented() && !answer.is_held_for_content();
+        if answer.has_failed() && answer.is_held() && !understood {
             return self.failed_before_content(now, *answer, effects);
         }
         if let Some(held) = answer.release(end) {
@@ -69,13 +79,46 @@ impl Exchange {
             Some(error_end) if error_end < data.len() => {
                 effects.push(Effect::ReplaceChunk(data.slice(..error_end)));
                 // Envoy is told with its next message, so that this one reaches the client.
-                if self.adapter == Adapter::Front {
+                if self.adapter == Adapter::Front && !answer.has_failed_as_documented() {
                     return self.cut_after_error(now, *answer, effects);
                 }
             }
             _ => effects.push(Effect::ForwardChunk),
         }
+        if self.adapter == Adapter::Front && answer.has_failed_as_documented() {
+            // The client has all that it waits for, and the pod may take its time.
+            effects.push(Effect::CompleteAnswer);
+            return self.end_answer(now, *answer, effects);
+        }
         if end { self.end_answer(now, *answer, effects) } else { State::Answering(answer) }
+    }
+
+    /// Bytes after an error event. Envoy ends an answer only when its pod does, so until then they are left out.
+    fn after_error(
+        &mut self,
+        now: Tick,
+        answer: Box<Answer>,
+        data: &Bytes,
+        end: bool,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        if !answer.has_failed_as_documented() {
+            return self.cut_after_error(now, *answer, effects);
+        }
+        effects.push(if data.is_empty() { Effect::ForwardChunk } else { Effect::ReplaceChunk(Bytes::new()) });
+        if end { self.end_answer(now, *answer, effects) } else { State::Answering(answer) }
+    }
+
+    /// Whether an error before any content can have the request start over: not if it has done so before, if its pods have
+    /// the ids of this attempt, or if there is no other pod that would prefill it. (Whether that one fits is seen then.)
+    fn may_start_over(&self) -> bool {
+        let (Some(legs), Some(asked)) = (&self.legs, &self.asked) else { return false };
+        let slot = legs.prefill.state.slot;
+        let filter = asked.plan.filter.as_ref();
+        let other =
+            |pod: &Arc<Pod>| pod.state.slot != slot && filter.is_none_or(|filter| filter.matches(&pod.spec.labels));
+        let mut prefills = asked.model.rolesets.iter().flat_map(|set| &set.prefill);
+        !self.retried && !self.is_concurrent() && (prefills.any(other) || asked.model.standalone.iter().any(other))
     }
 
     fn cut_after_error(&mut self, now: Tick, answer: Answer, effects: &mut Vec<Effect>) -> State {
@@ -195,7 +238,7 @@ impl Exchange {
         self.record.timings.first_chunk = Some(now);
         self.record.timings.last_chunk = Some(now);
         self.record.answer_bytes = finished.body.len() as u64;
-        let mut watch = AnswerWatch::new(AnswerKind::of(Some(finished.content_type), None, false));
+        let mut watch = AnswerWatch::new(AnswerKind::of(Some(finished.content_type), None, false), Api::OpenAi);
         watch.feed(&finished.body);
         watch.finish();
         self.record.usage = watch.usage();

@@ -4,18 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Method};
+use http::header::CONTENT_ENCODING;
+use http::{HeaderMap, HeaderValue, Method};
 
 use super::{Exchange, Routing, State, Unresolved};
 use crate::clock::Tick;
 use crate::engines::{self, Protocol};
 use crate::error::{ApiError, Reason};
+use crate::exchange::admission::Reservation;
+use crate::exchange::decode::{DecodeJob, Decoded};
 use crate::exchange::event::{Adapter, Effect, RequestHead, WakeCall};
-use crate::exchange::headers::{names_to_strip, names_to_strip_in_passing, text, withhold_token};
+use crate::exchange::headers::{caller_request_id, names_to_strip, names_to_strip_in_passing, text, withhold_token};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::{answer, auto, plan};
 use crate::fleet::{ClaimState, Model, Pod, join_host_port};
-use crate::request::{BodyError, Endpoint, ParsedBody};
+use crate::request::{ACCEPTED_CODINGS, BodyError, Coding, DecodeError, Endpoint, ParsedBody, UnreadableForm};
 use crate::routing::{PromptLength, Strategy};
 use crate::telemetry::{Limit, Outcome, moment};
 
@@ -25,18 +28,23 @@ pub(super) const RETRY_AFTER: &str = "10";
 impl Exchange {
     pub(super) fn on_head(&mut self, now: Tick, mut head: RequestHead, effects: &mut Vec<Effect>) -> State {
         self.record.request_id.clone_from(&head.request_id);
+        self.record.client_request_id = caller_request_id(&head.headers);
         if passes(self.adapter, &head) {
             return self.pass(now, head, effects);
         }
-        let checked = self.check_head(&head).and_then(|endpoint| self.reserve(head.size()).map(|()| endpoint));
+        let checked = self.check_head(&head).and_then(|checked| self.reserve(head.size()).map(|()| checked));
         let mut remove = names_to_strip(&head.headers);
-        remove.extend(self.withhold_token(&mut head.headers));
+        remove.extend(self.withhold(&mut head.headers));
+        if head.headers.remove(CONTENT_ENCODING).is_some() {
+            remove.push(CONTENT_ENCODING.as_str().to_owned());
+        }
         let end = head.end;
         self.head = Some(head);
         match checked {
             Err(error) => self.refuse(now, error, effects),
-            Ok(endpoint) => {
+            Ok((endpoint, codings)) => {
                 self.endpoint = Some(endpoint);
+                self.codings = codings;
                 self.record.endpoint = endpoint.path();
                 if end {
                     return self.on_whole_body(now, Bytes::new(), effects);
@@ -50,28 +58,45 @@ impl Exchange {
     /// Envoy's routes answer it, or say that they cannot: the gateway keeps nothing of it. Whoever wants into the house shows
     /// the token here as well.
     fn pass(&mut self, now: Tick, mut head: RequestHead, effects: &mut Vec<Effect>) -> State {
-        if let Err(error) = answer::check_api_key(self.world.knobs.auth_bearer_token.as_ref(), &head.headers) {
+        if let Err(error) = self.check_token(&head) {
             return self.refuse(now, error, effects);
         }
         let mut remove = names_to_strip_in_passing(&head.headers);
-        remove.extend(self.withhold_token(&mut head.headers));
+        remove.extend(self.withhold(&mut head.headers));
         effects.push(Effect::Pass { remove });
         self.end(now, Outcome::Passed, effects)
     }
 
-    /// Where the gateway has a token, that is what clients have in `authorization`.
-    fn withhold_token(&self, headers: &mut HeaderMap) -> Option<String> {
-        let knobs = &self.world.knobs;
-        let withheld = knobs.auth_bearer_token.is_some() && !knobs.engine_auth.forward_token;
-        if withheld { withhold_token(headers) } else { None }
+    /// Where the gateway has a token, the request has to show it.
+    fn check_token(&self, head: &RequestHead) -> Result<(), ApiError> {
+        let path = head.path.split_once('?').map_or(head.path.as_str(), |(path, _)| path);
+        let messages = path == "/v1/messages" || path.starts_with("/v1/messages/");
+        answer::check_api_key(self.world.knobs.auth_bearer_token.as_ref(), messages, &head.headers)
     }
 
-    fn check_head(&self, head: &RequestHead) -> Result<Endpoint, ApiError> {
+    /// Where the gateway has a token, that is what clients have in `authorization`; those of the Messages API may have it
+    /// in a header of their own. Takes it out and returns the names of the headers.
+    fn withhold(&self, headers: &mut HeaderMap) -> Vec<String> {
+        let knobs = &self.world.knobs;
+        let Some(token) = knobs.auth_bearer_token.as_ref().filter(|_| !knobs.engine_auth.forward_token) else {
+            return Vec::new();
+        };
+        let mut names: Vec<String> = withhold_token(headers).into_iter().collect();
+        let is_token = |value: &HeaderValue| token.is(value.as_bytes().trim_ascii());
+        if headers.get_all(answer::X_API_KEY).iter().any(is_token) {
+            headers.remove(answer::X_API_KEY);
+            names.push(answer::X_API_KEY.to_owned());
+        }
+        names
+    }
+
+    /// What the request is sent to, and how its body is coded.
+    fn check_head(&self, head: &RequestHead) -> Result<(Endpoint, Vec<Coding>), ApiError> {
         if self.permit.is_none() {
             self.world.metrics.rejected(Limit::Streams);
             return Err(ApiError::new(Reason::Overloaded, "too many requests in flight on this gateway replica"));
         }
-        answer::check_api_key(self.world.knobs.auth_bearer_token.as_ref(), &head.headers)?;
+        self.check_token(head)?;
         let endpoint = Endpoint::from_path(&head.path)
             .ok_or_else(|| ApiError::new(Reason::UnknownPath, "unknown request path"))?;
         if head.method != Method::POST {
@@ -81,7 +106,14 @@ impl Exchange {
         {
             return Err(self.too_large());
         }
-        Ok(endpoint)
+        let codings = Coding::read(&head.headers).map_err(|form| {
+            let error = ApiError::new(Reason::UnsupportedCoding, form.to_string());
+            match form {
+                UnreadableForm::Charset(_) => error,
+                _ => error.with_header("accept-encoding", ACCEPTED_CODINGS),
+            }
+        })?;
+        Ok((endpoint, codings))
     }
 
     /// Takes a share of the common budget, before anything is kept.
@@ -126,6 +158,39 @@ impl Exchange {
     }
 
     fn on_whole_body(&mut self, now: Tick, body: Bytes, effects: &mut Vec<Effect>) -> State {
+        let announced = self.head.as_ref().and_then(|head| announced_length(&head.headers));
+        if announced.is_some_and(|length| length != body.len() as u64) {
+            let text = "the request body does not have the length that content-length announces";
+            return self.refuse(now, ApiError::new(Reason::BodyTruncated, text), effects);
+        }
+        if self.codings.is_empty() {
+            return self.on_readable_body(now, body, effects);
+        }
+        effects.push(Effect::Decode(Box::new(DecodeJob {
+            codings: std::mem::take(&mut self.codings),
+            body,
+            limit: self.world.knobs.limits.max_body_bytes,
+            reservation: std::mem::replace(&mut self.reservation, Reservation::empty(&self.world.buffered)),
+        })));
+        State::Decoding
+    }
+
+    pub(super) fn on_decoded(&mut self, now: Tick, decoded: Decoded, effects: &mut Vec<Effect>) -> State {
+        self.reservation = decoded.reservation;
+        let reason = match decoded.body {
+            Ok(body) => return self.on_readable_body(now, body, effects),
+            Err(DecodeError::Corrupt(_)) => Reason::BodyInvalid,
+            Err(DecodeError::TooLong(_)) => Reason::BodyTooLarge,
+            Err(DecodeError::NoRoom) => {
+                self.world.metrics.rejected(Limit::BufferedBytes);
+                Reason::Overloaded
+            }
+        };
+        let text = decoded.body.err().map(|error| error.to_string()).unwrap_or_default();
+        self.refuse(now, ApiError::new(reason, text), effects)
+    }
+
+    fn on_readable_body(&mut self, now: Tick, body: Bytes, effects: &mut Vec<Effect>) -> State {
         self.record.body_bytes = body.len();
         let (mut body, model) = match self.examine(now, body) {
             Ok(examined) => examined,
@@ -139,7 +204,7 @@ impl Exchange {
             let wanted = wanted.map(str::to_owned);
             return self.plan(now, body, model, wanted, None, effects);
         }
-        let job = auto::count(&model, &mut body);
+        let job = auto::count(&model, &mut body, self.world.knobs.api.non_text_part_tokens);
         let unresolved = Unresolved { body, model, asked: job.count.is_some() };
         if !job.is_heavy() {
             return self.on_counted(now, unresolved, job.run(), effects);
@@ -167,7 +232,8 @@ impl Exchange {
         if asked {
             body.prompt.text = counted.text;
         }
-        self.chosen_profile = auto::choose(&model, &body, counted.length).map(|profile| Arc::clone(&profile.name));
+        let profile = auto::choose(&model, &body, counted.length, self.world.knobs.api.non_text_part_tokens);
+        self.chosen_profile = profile.map(|profile| Arc::clone(&profile.name));
         let chosen = self.chosen_profile.as_deref().map(str::to_owned);
         self.plan(now, body, model, chosen, asked.then_some(counted.length), effects)
     }
@@ -226,10 +292,6 @@ impl Exchange {
         let (Some(head), Some(endpoint)) = (self.head.as_ref(), self.endpoint) else {
             return Err(ApiError::new(Reason::Internal, "the body came before the head"));
         };
-        if announced_length(&head.headers).is_some_and(|length| length != raw.len() as u64) {
-            let text = "the request body does not have the length that content-length announces";
-            return Err(ApiError::new(Reason::BodyTruncated, text));
-        }
         let body = ParsedBody::parse(endpoint, text(&head.headers, "content-type"), raw).map_err(|error| {
             let reason = match &error {
                 BodyError::Invalid(_) => Reason::BodyInvalid,

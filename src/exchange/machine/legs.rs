@@ -30,9 +30,6 @@ use crate::routing::{
 };
 use crate::telemetry::PrefillStage;
 
-/// What the token ledgers count as one token, bytes of the request body (the PD document, "Token Load Scoring Policy").
-const BYTES_PER_TOKEN: u64 = 4;
-
 /// Decode pods that may take a request over, one after the other, when the chosen one cannot be reached.
 const MAX_FALLBACKS: usize = 3;
 
@@ -45,7 +42,7 @@ impl Exchange {
         effects: &mut Vec<Effect>,
     ) -> State {
         let Routing { body, model, plan } = routing;
-        let prompt_tokens = self.record.body_bytes as u64 / BYTES_PER_TOKEN;
+        let prompt_tokens = body.estimated_tokens(self.world.knobs.api.non_text_part_tokens);
         let session_growth = self.session_growth(now, &model, &plan, prompt_tokens);
         let asked = Box::new(Asked { body, model, plan, prepared, session_growth });
         if asked.plan.strategy.is_none() {
@@ -91,14 +88,15 @@ impl Exchange {
     ) -> Result<State, (Box<Asked>, RoutingError)> {
         let Asked { body, model, plan, prepared, session_growth } = &*asked;
         let Some(strategy) = plan.strategy else { return Err((asked, RoutingError::NoPods)) };
+        let non_text_part = self.world.knobs.api.non_text_part_tokens;
         let facts = RequestFacts {
-            length: plan::bucket_length(body, prepared.length),
+            length: plan::bucket_length(body, prepared.length, non_text_part),
             hashes: &prepared.hashes,
             splittable: plan.splittable,
             profile: plan.profile.as_deref(),
             filter: plan.filter.as_ref(),
             affinity: plan.session.affinity(),
-            prompt_tokens: self.record.body_bytes as u64 / BYTES_PER_TOKEN,
+            prompt_tokens: body.estimated_tokens(non_text_part),
             prefix_tokens: prepared.prefix_tokens,
             session_growth: *session_growth,
             avoid: self.avoid,

@@ -335,14 +335,90 @@ fn the_front_holds_a_head_until_something_is_generated() {
     run.feed(chunk("data: [DONE]\n\n", true));
     assert_eq!(run.record().outcome, Outcome::Success);
     run.oracle();
-    // An error before it: once on another pair, then with a status.
+    // An error before it: once on another pair. There is no third time.
     let mut run = asked(&world, Adapter::Front, STREAM);
     run.feed(prefill_ok()).feed(stream_head()).feed(chunk(ROLE, false)).feed(chunk(ERROR, false));
     assert_eq!(run.names()[4..], ["drop", "prefill"]);
     run.feed(prefill_ok()).feed(stream_head()).feed(chunk(ERROR, false));
-    assert_eq!(run.refusal().status, StatusCode::BAD_GATEWAY);
+    assert_eq!(run.refusal().status, StatusCode::BAD_GATEWAY, "nothing came before it");
     assert!(!run.names().contains(&"head"));
     run.oracle();
+    let mut run = asked(&world, Adapter::Front, STREAM);
+    run.feed(prefill_ok()).feed(stream_head()).feed(chunk(ROLE, false)).feed(chunk(ERROR, false));
+    run.feed(prefill_ok()).feed(stream_head()).feed(chunk(ROLE, false));
+    assert_eq!(run.names()[4..], ["drop", "prefill", "route", "head", "chunk"], "nothing is held for nothing");
+    run.feed(chunk(ERROR, false)).feed(chunk("data: [DONE]\n\n", true));
+    assert_eq!(run.names()[9..], ["chunk", "cut", "end"]);
+    assert_eq!(run.record().outcome, Outcome::EngineErrorEvent);
+    run.oracle();
+}
+
+/// User report: the first byte of a reasoning model's answer took 2.1 s instead of 8 ms.
+#[test]
+fn the_front_holds_no_reasoning_and_nothing_without_another_attempt() {
+    const ROLE: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+    const THOUGHT: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"reasoning_content\":\"hm\"}}]}\n\n";
+    let two = fleet_of(Engine::Vllm, 2);
+    let mut run = asked(&world_with(&two, |_| {}), Adapter::Front, STREAM);
+    run.feed(prefill_ok()).feed(stream_head()).feed(chunk(ROLE, false));
+    assert!(!run.names().contains(&"head"));
+    run.feed(chunk(THOUGHT, false));
+    assert_eq!(run.names()[4..], ["head", "held", "chunk"]);
+    // A single prefill pod, and SGLang's pods, which are asked once: all goes out as it comes.
+    for world in [world(), world_with(&fleet_of(Engine::Sglang, 2), |_| {})] {
+        let mut run = asked(&world, Adapter::Front, STREAM);
+        if !run.names().contains(&"route") {
+            run.feed(prefill_ok());
+        }
+        run.feed(stream_head()).feed(chunk(ROLE, false));
+        let names = run.names();
+        assert_eq!(names[names.len() - 2..], ["head", "chunk"], "{names:?}");
+    }
+}
+
+#[test]
+fn a_failure_in_the_words_of_its_api_ends_the_stream_well() {
+    const MESSAGES: &str = r#"{"model":"m","messages":[{"role":"user","content":"a"}],"max_tokens":9,"stream":true}"#;
+    const RESPONSES: &str = r#"{"model":"m","input":"a","stream":true}"#;
+    for (path, text, failure) in [
+        (
+            "/v1/messages",
+            MESSAGES,
+            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n",
+        ),
+        (
+            "/v1/responses",
+            RESPONSES,
+            "data: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"x\"}}}\n\n",
+        ),
+        ("/v1/responses", RESPONSES, "event: error\ndata: {\"type\":\"error\",\"message\":\"m\"}\n\n"),
+    ] {
+        for (adapter, expected) in [
+            (Adapter::Envoy, &["replace", "replace", "chunk", "end"][..]),
+            (Adapter::Front, &["replace", "complete", "end"]),
+        ] {
+            let world = world();
+            let mut run = Run::over(Arc::clone(&world), adapter);
+            run.feed(head_of(path, Method::POST, PD, false)).feed(body(text)).feed(prefill_ok()).feed(stream_head());
+            run.feed(Event::AnswerChunk { data: format!("{failure}data: [DONE]\n\n").into(), end: false });
+            if adapter == Adapter::Envoy {
+                run.feed(chunk("data: [DONE]\n\n", false)).feed(chunk("", true));
+            }
+            let names: Vec<_> = run.names().into_iter().skip_while(|name| *name != "head").skip(1).collect();
+            assert_eq!(names, expected, "{path}");
+            let passed: Vec<_> = run
+                .effects
+                .iter()
+                .filter_map(|effect| match effect {
+                    Effect::ReplaceChunk(bytes) => Some(bytes.clone()),
+                    _ => None,
+                })
+                .collect();
+            assert_eq!(passed.concat(), failure.as_bytes());
+            assert_eq!(run.record().outcome, Outcome::EngineErrorEvent);
+            run.oracle();
+        }
+    }
 }
 
 /// SGLang's pods have the room and the `rid` as soon as the request is out, whatever becomes of it.

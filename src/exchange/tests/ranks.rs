@@ -48,7 +48,7 @@ fn mooncake_computes_on_the_rank_that_the_decode_side_asks() {
         assert_eq!(params["remote_engine_id"], format!("e{rank}"));
         assert!(!plan.headers.contains_key("x-data-parallel-rank"), "the decode side chooses its own");
         run.feed(stream_head());
-        let Some(Effect::ForwardHead(add)) = run.effects.iter().find(|effect| name_of(effect) == "head") else {
+        let Some(Effect::ForwardHead(add)) = run.effects.iter().find(|effect| names::of(effect) == "head") else {
             panic!("{:?}", run.names())
         };
         assert_eq!(add["prefill-target-pod"], "p", "the name of the pod");

@@ -1,6 +1,8 @@
 //! Tests of the request modules.
 
 mod bodies;
+mod coding;
+mod parts;
 mod prompts;
 mod splicing;
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::{Endpoint, Prompt, PromptForm};
+use super::super::{Endpoint, NonText, Prompt, PromptForm};
 use super::{chat, parse};
 
 fn completion(prompt: &str) -> Prompt {
@@ -30,7 +30,7 @@ fn r01_every_form_of_a_completion_prompt() {
         ("[[],[]]", PromptForm::Several, 2, Some(0), "", vec![0x1e]),
     ];
     for (prompt, form, count, token_ids, text, prefix_key) in cases {
-        let expected = Prompt { form, count, token_ids, text: text.into(), prefix_key };
+        let expected = Prompt { form, count, token_ids, text: text.into(), non_text: NonText::default(), prefix_key };
         assert_eq!(completion(prompt), expected, "{prompt}");
     }
 }

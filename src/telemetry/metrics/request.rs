@@ -150,6 +150,7 @@ fn log(record: &RequestRecord, durations: &Durations) {
     tracing::info!(
         target: "tandem::request",
         request_id = record.request_id.as_str(),
+        client_request_id = record.client_request_id.as_deref(),
         endpoint = record.endpoint,
         model = record.model.as_deref(),
         outcome = record.outcome.label(),

@@ -66,6 +66,7 @@ fn fleet(pods: &[&str]) -> FleetGauges {
 fn record(outcome: Outcome, status: u16) -> RequestRecord {
     RequestRecord {
         request_id: "4bf92f3577b34da6a3ce929d0e0e4736".into(),
+        client_request_id: None,
         endpoint: "/v1/chat/completions",
         model: Some("llama".into()),
         strategy: Some("pd".into()),

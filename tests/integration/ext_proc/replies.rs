@@ -76,6 +76,7 @@ async fn a_pair_request_gets_every_reply_in_order() {
         [
             ("x-went-into-req-headers", "true".to_owned()),
             ("request-id", id.clone()),
+            ("x-request-id", "mine".to_owned()),
             ("routing-strategy", "pd".to_owned()),
             ("target-pod", "d0".to_owned()),
             ("target-pod-ip", decode.clone()),

@@ -77,6 +77,11 @@ impl Call {
         call.header("content-type", "application/json")
     }
 
+    /// A POST of which the caller says all headers, the content type too.
+    pub fn post_bare(base: &str, path: &str, body: impl Into<Bytes>) -> Call {
+        Call { method: Method::POST, body: body.into(), ..Call::get(base, path) }
+    }
+
     /// Another method.
     #[must_use]
     pub fn method(self, method: Method) -> Call {

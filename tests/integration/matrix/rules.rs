@@ -18,7 +18,7 @@ pub enum Way {
 /// A rule: what it says, and whether an outcome keeps it.
 type Rule = (&'static str, fn(Way, &Outcome) -> bool);
 
-const RULES: [Rule; 18] = [
+const RULES: [Rule; 17] = [
     ("nobody waits beyond the timers", |_, o| o.seen.over - o.seen.start < PREFILL_TIMEOUT + WATCHDOG + BUSY),
     ("what is known is told at once", |_, o| !o.is_late()),
     ("an engine gets a request once", |_, o| o.prefill.requests <= 1 && o.decode.requests <= 1),
@@ -76,11 +76,6 @@ const RULES: [Rule; 18] = [
         // A cut, or an end right behind the event that says so.
         let last = o.seen.events().last().is_some_and(|event| event.contains("\"error\""));
         !error || !o.succeeded() && !o.sees.contains("DONE") && (o.seen.status != Some(200) || !o.seen.complete || last)
-    }),
-    ("the front tells an error before content by the status", |way, o| {
-        way == Way::Envoy
-            || o.cell.fault != Fault::ErrorBeforeContent
-            || o.seen.status.is_some_and(|status| status >= 500)
     }),
     ("an answer that breaks off does not look complete", |_, o| {
         let broken = matches!(o.cell.fault, Fault::ResetInBody | Fault::HangAfterHead | Fault::HangInBody);

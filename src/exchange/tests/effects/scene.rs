@@ -149,11 +149,15 @@ impl Scene {
     }
 
     pub(super) fn ask_for(&self, headers: &[(&'static str, &'static str)], body: &str) -> Run {
+        self.ask_at("/v1/completions", headers, body)
+    }
+
+    pub(super) fn ask_at(&self, path: &str, headers: &[(&'static str, &'static str)], body: &str) -> Run {
         let mut run = Run::new(Arc::clone(&self.world));
         run.now = self.now;
         let mut all = headers.to_vec();
         all.push(("config-profile", self.profile));
-        run.feed(head(&all));
+        run.feed(head_of(path, Method::POST, &all, false));
         if !run.exchange.ended() {
             run.feed(sent(body.to_owned()));
         }

@@ -11,16 +11,34 @@ fn rate(generation_tps: f64) -> Signals {
     Signals { generation_tps: Some(generation_tps), ..Signals::unknown() }
 }
 
-/// A short prompt, one roleset for short ones and one, less loaded, for long ones.
-pub(super) fn ranges(given: &Given<'_>) -> String {
-    let short = r#""promptLenBucketMaxLength": 10"#;
-    let long = r#""promptLenBucketMinLength": 11"#;
-    let members = [
+/// Pods of a roleset for short prompts and of one for long ones.
+fn short_and_long(short: &'static str, long: &'static str) -> [Member; 4] {
+    [
         ("short", Role::Prefill, Some("s"), short),
         ("sd", Role::Decode, Some("s"), short),
         ("long", Role::Prefill, Some("l"), long),
         ("ld", Role::Decode, Some("l"), long),
-    ];
+    ]
+}
+
+/// A short text with an image, one roleset for short prompts and one for long ones.
+pub(super) fn image_by_length(given: &Given<'_>) -> String {
+    let (short, long) = (
+        r#""promptLengthBucketing": true, "promptLenBucketMaxLength": 100"#,
+        r#""promptLengthBucketing": true, "promptLenBucketMinLength": 101"#,
+    );
+    let image = "A".repeat(4000);
+    let scene = Scene::new(given, &short_and_long(short, long));
+    let body = format!(
+        r#"{{"model":"m","messages":[{{"role":"user","content":[{{"type":"text","text":"hello"}},
+            {{"type":"image_url","image_url":{{"url":"data:image/png;base64,{image}"}}}}]}}]}}"#
+    );
+    prefill_pod(&scene.ask_at("/v1/chat/completions", &[("routing-strategy", "pd")], &body))
+}
+
+/// A short prompt, one roleset for short ones and one, less loaded, for long ones.
+pub(super) fn ranges(given: &Given<'_>) -> String {
+    let members = short_and_long(r#""promptLenBucketMaxLength": 10"#, r#""promptLenBucketMinLength": 11"#);
     let scene = Scene::new(given, &members).prefills("short", 5);
     prefill_pod(&scene.ask_with(&[("routing-strategy", "pd")], "hello"))
 }

@@ -58,6 +58,7 @@ fn pod(name: &str) -> PodLabels {
 fn record(outcome: Outcome) -> RequestRecord {
     RequestRecord {
         request_id: TRACE.into(),
+        client_request_id: None,
         endpoint: "/v1/completions",
         model: Some("llama".into()),
         strategy: Some("pd".into()),
