@@ -247,8 +247,9 @@ pub(super) const GROUPS: &[Group] = &[
                 "",
                 "How long the KV blocks of a finished prefill stay charged when its decode pod did not take the request. \
                  Unset: the defaults of the engines, of which a hand-off's fields tell vLLM's: 30 s with the fields of 0.32 and of \
-                 a hand-off that cannot be used, else 480 s with a `remote_request_id`, else 120 s (0.11). Mooncake: 480 s. \
-                 TensorRT-LLM: 60 s. SGLang and `nixl`: none. Set it where the engines are configured otherwise.",
+                 an answer that cannot be read, else 480 s with a `remote_request_id`, else 120 s (0.11). Mooncake: 480 s. \
+                 TensorRT-LLM: 60 s. Set it where the engines are configured otherwise. SGLang, `nixl` and AIBrix's own connector keep \
+                 no blocks, and nothing stays charged, whatever it is.",
             ),
             one(
                 "TANDEM_HANDOFF_DEADLINE_SECONDS",
