@@ -125,6 +125,10 @@ fn take_item(item: Manifest, kind: &str, document: usize, documents: &mut Docume
 
 fn take_adapter(manifest: Manifest, document: usize, documents: &mut Documents) {
     let metadata = manifest.metadata.unwrap_or_default();
+    // As from the API server: an adapter that is being deleted takes no new requests.
+    if metadata.deletion_timestamp.is_some() {
+        return;
+    }
     let Some(name) = metadata.name.filter(|name| !name.is_empty()) else {
         let text = "metadata.name is missing".to_owned();
         documents.broken.push(ManifestError { document, pod: None, text });

@@ -53,7 +53,7 @@ pub(super) struct Metadata {
     uid: Option<String>,
     labels: Option<BTreeMap<String, Option<String>>>,
     annotations: Option<BTreeMap<String, Option<String>>>,
-    deletion_timestamp: Option<String>,
+    pub(super) deletion_timestamp: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

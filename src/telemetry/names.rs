@@ -329,7 +329,7 @@ metrics! {
     KubernetesObjects "tandem_kubernetes_objects" Gauge &["resource"],
         "Objects that are known: of pods, those that name a model.";
     KubernetesLists "tandem_kubernetes_lists_total" Counter &["resource", "reason"],
-        "Lists that were begun: the `first`, after a version had `gone` (410) or the watch had been silent (`stall`), `periodic` ones, and after the watch had `failed`.";
+        "Lists that were begun: the `first`, after a version had `gone` (410) or the watch had been silent (`stall`), `periodic` ones, and after a list or a watch had `failed`. What is tried again is counted as `failed`, not a second time for its first reason.";
     KubernetesFailures "tandem_kubernetes_failures_total" Counter &["resource", "verb", "reason"],
         "Lists and watches that failed: `unauthorized` (401), `forbidden` (403), `absent` (404), `gone` (410), `throttled` (429), `refused` (any other status), `unreachable` (connection, TLS, credentials), `late`, `unreadable`; watches that were `closed` as soon as they were open, or silent (`stall`).";
     KubernetesEvents "tandem_kubernetes_events_total" Counter &["resource", "event"],

@@ -11,18 +11,19 @@ use kube::client::{AuthError, Body};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::params::{ListParams, WatchParams};
 use kube::{Client, Config};
+use tokio::time::timeout;
 
 use super::Watched;
 use super::wire::{Objects, Page, Refusal, one_line, read_page};
 
-/// Objects in one page of a list.
-const PAGE: u32 = 500;
 /// Bytes of one page that are read. A page of the largest objects that etcd takes would be longer, and is refused.
 const MAX_PAGE_BYTES: usize = 256 << 20;
 /// Bytes of one line of a watch. An object of Kubernetes has 1.5 MiB at most, JSON being longer.
 const MAX_LINE_BYTES: usize = 16 << 20;
 /// Bytes of a refusal that are read.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
+/// Who asks, in the audit log of the API server.
+const USER_AGENT: &str = concat!("tandem/", env!("CARGO_PKG_VERSION"));
 /// Causes shown of an error that wraps others.
 const MAX_CAUSES: usize = 8;
 
@@ -52,9 +53,15 @@ pub enum ApiError {
     /// There was no whole answer: connection, TLS, credentials.
     #[error("{0}")]
     Unreachable(String),
-    /// No answer in time.
+    /// No answer in time, or no more of it.
     #[error("no answer within {} s", .0.as_secs_f64())]
     Late(Duration),
+    /// A page that was still arriving when its time was up.
+    #[error("the answer was not complete after {} s", .0.as_secs_f64())]
+    Slow(Duration),
+    /// An answer that began well and then stopped: the API server ends requests that take too long.
+    #[error("the answer broke off: {0}")]
+    Broken(String),
     /// An answer longer than this many bytes.
     #[error("the answer is longer than {0} bytes")]
     TooLong(usize),
@@ -88,9 +95,19 @@ impl ApiError {
                 429 => "throttled",
                 _ => "refused",
             },
-            ApiError::Unreachable(_) => "unreachable",
-            ApiError::Late(_) => "late",
+            ApiError::Unreachable(_) | ApiError::Broken(_) => "unreachable",
+            ApiError::Late(_) | ApiError::Slow(_) => "late",
             ApiError::TooLong(_) | ApiError::Unreadable { .. } => "unreadable",
+        }
+    }
+
+    /// Nothing that was asked for can be had at present, whatever it is: no connection, no answer, no valid credentials.
+    /// What concerns one kind of object (403, 404, 410, an answer that cannot be read) is not meant.
+    pub(super) fn is_outage(&self) -> bool {
+        match self {
+            ApiError::Refused(refusal) => matches!(refusal.code, 401 | 408 | 429 | 500..),
+            ApiError::Unreachable(_) | ApiError::Late(_) | ApiError::Slow(_) | ApiError::Broken(_) => true,
+            ApiError::TooLong(_) | ApiError::Unreadable { .. } => false,
         }
     }
 
@@ -149,8 +166,18 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> 
     };
     // Repeating is the watcher's business: it knows what the API server said, and tells it.
     config.default_retry = false;
+    config.headers.push((http::header::USER_AGENT, http::HeaderValue::from_static(USER_AGENT)));
     tracing::info!(api_server = %config.cluster_url, "discovering pods through Kubernetes");
     Client::try_from(config).map_err(|error| ConnectError::Kubeconfig(causes(&error)))
+}
+
+/// How long one answer may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// Until its head is there, and from one piece of its body to the next.
+    pub(super) silence: Duration,
+    /// All of it.
+    pub(super) whole: Duration,
 }
 
 /// One resource in one namespace, or in all.
@@ -176,26 +203,30 @@ impl Resource {
         Resource { client, path, selector }
     }
 
-    /// Fetches one page of the list, from `token` on, into `objects`.
+    /// Fetches one page of the list, of `limit` objects from `token` on, into `objects`.
     pub(super) async fn page<T: Watched>(
         &self,
-        token: Option<String>,
+        token: Option<&str>,
+        limit: u32,
+        patience: Patience,
         objects: &mut Objects<T>,
     ) -> Result<Page, ApiError> {
         let params = ListParams {
             label_selector: self.selector.clone(),
-            limit: Some(PAGE),
-            continue_token: token,
+            limit: Some(limit),
+            continue_token: token.map(str::to_owned),
             ..ListParams::default()
         };
         let request = kube::core::Request::new(&self.path).list(&params).map_err(|error| cannot_ask(&error))?;
-        let body = self.ask(request).await?;
-        let bytes = whole(body, MAX_PAGE_BYTES).await?;
+        let body = self.ask(request, patience.silence).await?;
+        let bytes = timeout(patience.whole, whole(body, MAX_PAGE_BYTES, patience.silence))
+            .await
+            .map_err(|_| ApiError::Slow(patience.whole))??;
         read_page(&bytes, objects).map_err(|error| ApiError::Unreadable { line: error.line(), column: error.column() })
     }
 
     /// Opens a watch for what comes after `version`. The API server ends it after `seconds`.
-    pub(super) async fn watch(&self, version: &str, seconds: u32) -> Result<Lines, ApiError> {
+    pub(super) async fn watch(&self, version: &str, seconds: u32, answer: Duration) -> Result<Lines, ApiError> {
         let params = WatchParams {
             label_selector: self.selector.clone(),
             timeout: Some(seconds),
@@ -204,16 +235,21 @@ impl Resource {
         };
         let request =
             kube::core::Request::new(&self.path).watch(&params, version).map_err(|error| cannot_ask(&error))?;
-        Ok(Lines { body: self.ask(request).await?, rest: Vec::new(), searched: 0 })
+        Ok(Lines { body: self.ask(request, answer).await?, rest: Vec::new(), searched: 0 })
     }
 
-    async fn ask(&self, request: http::Request<Vec<u8>>) -> Result<Body, ApiError> {
+    /// The body of an answer whose head was there in time and said that all is well.
+    async fn ask(&self, request: http::Request<Vec<u8>>, within: Duration) -> Result<Body, ApiError> {
+        timeout(within, self.answered(request)).await.map_err(|_| ApiError::Late(within))?
+    }
+
+    async fn answered(&self, request: http::Request<Vec<u8>>) -> Result<Body, ApiError> {
         let answer = self.client.send(request.map(Body::from)).await?;
         if answer.status().is_success() {
             return Ok(answer.into_body());
         }
         let (head, body) = answer.into_parts();
-        let bytes = whole(body, MAX_REFUSAL_BYTES).await.unwrap_or_default();
+        let bytes = whole(body, MAX_REFUSAL_BYTES, Duration::MAX).await.unwrap_or_default();
         let mut refusal = Refusal::read(head.status.as_u16(), &bytes);
         let after = head.headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
         refusal.retry_after_s = after.unwrap_or(refusal.retry_after_s);
@@ -228,10 +264,11 @@ fn cannot_ask(error: &kube::core::request::Error) -> ApiError {
     ApiError::Unreachable(causes(error))
 }
 
-async fn whole(mut body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+/// All of a body. As long as more of it arrives within `silence` each time, it is waited for.
+async fn whole(mut body: Body, limit: usize, silence: Duration) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame?.into_data() else { continue };
+    while let Some(frame) = timeout(silence, body.frame()).await.map_err(|_| ApiError::Late(silence))? {
+        let Ok(data) = frame.map_err(|error| ApiError::Broken(causes(&error)))?.into_data() else { continue };
         if bytes.len() + data.len() > limit {
             return Err(ApiError::TooLong(limit));
         }
@@ -250,8 +287,9 @@ pub(super) struct Lines {
 
 impl Lines {
     /// The next line; `None` when the watch has ended. What was cut off in the middle of a line is dropped: a watch
-    /// resumes before it. Nothing is lost when the call is given up half-way.
-    pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, ApiError> {
+    /// resumes before it. Nothing is lost when the call is given up half-way, or when nothing arrived for `silence`
+    /// ([`ApiError::Late`]).
+    pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<Vec<u8>>, ApiError> {
         loop {
             let unsearched = self.rest.get(self.searched..).unwrap_or_default();
             if let Some(at) = memchr::memchr(b'\n', unsearched) {
@@ -263,7 +301,8 @@ impl Lines {
             if self.rest.len() > MAX_LINE_BYTES {
                 return Err(ApiError::TooLong(MAX_LINE_BYTES));
             }
-            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            let frame = timeout(silence, self.body.frame()).await.map_err(|_| ApiError::Late(silence))?;
+            let Some(frame) = frame else { return Ok(None) };
             if let Ok(data) = frame?.into_data() {
                 self.rest.extend_from_slice(&data);
             }

@@ -9,6 +9,8 @@ mod api;
 mod backoff;
 mod feed;
 mod objects;
+mod outage;
+mod page;
 mod pods;
 mod status;
 mod store;
@@ -35,6 +37,8 @@ pub use wire::Refusal;
 
 use api::Resource;
 use feed::Feed;
+use outage::{ApiServer, Outage};
+use page::PageSize;
 use pods::Pods;
 
 use super::{FleetBuilder, PodReader};
@@ -132,6 +136,7 @@ impl Cluster {
             metrics: around.metrics,
             clock: around.clock,
             rng: Rng::new(around.seed),
+            server: Arc::default(),
             tracker,
             stop,
         };
@@ -188,6 +193,7 @@ struct Tasks<'a> {
     metrics: Arc<Metrics>,
     clock: Clock,
     rng: Rng,
+    server: Arc<ApiServer>,
     tracker: &'a TaskTracker,
     stop: &'a CancellationToken,
 }
@@ -210,6 +216,8 @@ impl Tasks<'_> {
                 store: Arc::clone(store),
                 status: Arc::clone(&status),
                 pace: self.pace.clone(),
+                page: PageSize::default(),
+                outage: Outage::new(Arc::clone(&self.server)),
                 rng: Rng::new(self.rng.next_u64()),
                 clock: self.clock,
                 metrics: Arc::clone(&self.metrics),

@@ -63,8 +63,10 @@ impl Watched for AdapterObject {
     const PLURAL: &'static str = "modeladapters";
     const OPTIONAL: bool = true;
 
+    /// One that is being deleted takes no new requests, while its controller still unloads it: it reads as gone.
     fn read(json: &str) -> Result<Option<AdapterObject>, serde_json::Error> {
-        serde_json::from_str(json).map(Some)
+        let wire: AdapterWire = serde_json::from_str(json)?;
+        Ok(wire.metadata.deletion_timestamp.is_none().then(|| AdapterObject::from(wire)))
     }
 }
 
@@ -111,10 +113,11 @@ impl Watched for RouteObject {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 struct WireMetadata {
     name: String,
     namespace: Option<String>,
+    deletion_timestamp: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Default, Deserialize)]

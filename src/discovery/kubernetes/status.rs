@@ -27,10 +27,28 @@ struct Inner {
     /// Why it could not be listed, since the last time it could.
     list: Option<ApiError>,
     /// Why it cannot be watched.
-    watch: Option<String>,
+    watch: Option<WatchFailure>,
     /// Objects that could not be read.
     unreadable: usize,
     heard: Option<Tick>,
+}
+
+/// How a watch fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum WatchFailure {
+    /// It cannot be opened, or breaks off; over as soon as one is open.
+    Error(String),
+    /// It ends as soon as it is open; over when one has lived for a while.
+    Early,
+}
+
+impl std::fmt::Display for WatchFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            WatchFailure::Error(text) => f.write_str(text),
+            WatchFailure::Early => f.write_str("it ends as soon as it is open"),
+        }
+    }
 }
 
 /// What one watch has to say.
@@ -67,7 +85,8 @@ impl FeedStatus {
     /// The API server does not know the resource. True when that is news.
     pub(super) fn absent(&self) -> bool {
         let mut inner = self.lock();
-        (inner.list, inner.watch) = (None, None);
+        // What was known is forgotten with it.
+        (inner.listed, inner.list, inner.watch) = (false, None, None);
         !std::mem::replace(&mut inner.absent, true)
     }
 
@@ -81,12 +100,18 @@ impl FeedStatus {
     }
 
     /// A watch failed, in this way. True when that is news.
-    pub(super) fn watch_failed(&self, text: String) -> bool {
-        let text = Some(text);
+    pub(super) fn watch_failed(&self, failure: WatchFailure) -> bool {
+        let failure = Some(failure);
         let mut inner = self.lock();
-        let news = inner.watch != text;
-        inner.watch = text;
+        let news = inner.watch != failure;
+        inner.watch = failure;
         news
+    }
+
+    /// The API server has opened a watch. Whether it stays open is seen later.
+    pub(super) fn opened(&self) {
+        let mut inner = self.lock();
+        inner.watch.take_if(|failure| *failure != WatchFailure::Early);
     }
 
     /// The watch works.
@@ -108,11 +133,11 @@ impl FeedStatus {
             (None, None) => None,
         };
         match failed {
-            Some(text) if self.optional => Some(Word::Note(format!("{text}; the gateway serves without them"))),
             Some(text) if inner.listed => {
                 let age = inner.heard.map(|heard| now.since(heard)).unwrap_or_default().as_secs();
                 Some(Word::Note(format!("{text}; serving on what was known {age} s ago")))
             }
+            Some(text) if self.optional => Some(Word::Note(format!("{text}; the gateway serves without them"))),
             Some(text) => Some(Word::Reason(text)),
             None if !inner.listed && !inner.absent && !self.optional => {
                 Some(Word::Reason(format!("the first list of {} {} is not complete", self.plural, self.place())))

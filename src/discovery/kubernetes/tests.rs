@@ -4,6 +4,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::backoff::Backoff;
+use super::outage::{ApiServer, Outage};
+use super::page::PageSize;
+use super::status::WatchFailure;
 use super::store::Store;
 use super::wire::{Entry, Event, ObjectKey, Objects, Refusal, read_line, read_page};
 use super::{AdapterObject, PodObject, RouteObject, Watched, Word};
@@ -296,9 +299,62 @@ fn words_name_verb_resource_group_and_place() {
     assert_eq!((adapters.word(now), adapters.age(now)), (None, None), "nobody waits for them");
     assert!(adapters.absent() && !adapters.absent());
     assert_eq!(adapters.word(now), None);
-    adapters.watch_failed("late".into());
+    adapters.watch_failed(WatchFailure::Error("late".into()));
     let note = "cannot watch modeladapters (API group model.aibrix.ai) in all namespaces: late; the gateway serves without them";
     assert_eq!(adapters.word(now), Some(Word::Note(note.into())));
+    adapters.opened();
+    assert_eq!(adapters.word(now), None, "one is open");
+    // That it opens is no news where it always ends at once.
+    assert!(adapters.watch_failed(WatchFailure::Early));
+    adapters.opened();
+    assert!(!adapters.watch_failed(WatchFailure::Early) && adapters.word(now).is_some());
     adapters.watched();
     assert_eq!(adapters.word(now), None);
+    // What was listed is in force while it cannot be listed again, and no longer when the kind is gone.
+    adapters.hear(now);
+    adapters.listed(0);
+    adapters.list_failed(refused(403));
+    let Some(Word::Note(text)) = adapters.word(now) else { panic!("a note") };
+    assert!(text.ends_with("; serving on what was known 0 s ago"), "{text}");
+    assert!(adapters.absent());
+    adapters.list_failed(refused(403));
+    let Some(Word::Note(text)) = adapters.word(now) else { panic!("a note") };
+    assert!(text.ends_with("; the gateway serves without them"), "{text}");
+}
+
+#[test]
+fn pages_shrink_to_one_object_and_grow_with_speed() {
+    let answer = Duration::from_secs(8);
+    let mut page = PageSize::default();
+    let mut sizes = vec![page.limit()];
+    while page.shrink() {
+        sizes.push(page.limit());
+    }
+    assert_eq!(sizes, [500, 125, 31, 7, 1]);
+    page.came(Duration::from_secs(1), answer);
+    assert_eq!(page.limit(), 1, "not quickly");
+    for expected in [2, 4, 8, 16, 32, 64, 128, 256, 500, 500] {
+        page.came(Duration::from_millis(999), answer);
+        assert_eq!(page.limit(), expected);
+    }
+}
+
+#[test]
+fn an_outage_ends_with_the_last_watch_that_is_in_it() {
+    let now = Tick::from_millis(1);
+    let server = Arc::new(ApiServer::default());
+    let [mut a, mut b] = [(); 2].map(|()| Outage::new(Arc::clone(&server)));
+    a.over("watch", now);
+    assert_eq!(server.watches_without(), 0, "none to end");
+    a.began("watch", "", now);
+    a.began("list", "", now);
+    b.began("watch", "", now);
+    assert_eq!(server.watches_without(), 2);
+    a.over("list", now);
+    assert_eq!(server.watches_without(), 1);
+    b.over("list", now);
+    assert_eq!(server.watches_without(), 1, "it cannot watch");
+    b.over("watch", now);
+    b.over("watch", now);
+    assert_eq!(server.watches_without(), 0);
 }

@@ -24,7 +24,7 @@ pub(super) const KUBERNETES: Group = Group {
             "120",
             "seconds",
             "",
-            "A watch that says nothing for so long is given up, and the list is read again. API servers say something every minute.",
+            "A watch that says nothing for so long is given up, and the list is read again. Each watch is asked to end well before: after at most three quarters of this.",
         ),
         one(
             "TANDEM_KUBERNETES_RELIST_SECONDS",

@@ -29,6 +29,15 @@ pub fn init_logging(knobs: &LogKnobs, tracing: Option<&Tracing>) -> Result<(), L
     Ok(tracing::subscriber::set_global_default(subscriber)?)
 }
 
+/// What a client library of Kubernetes says of each request that fails, as an error: the gateway counts and tells these
+/// itself, once for an outage.
+const QUIET: &str = "kube_client::client::builder";
+
+/// The filter, in which libraries are quiet that tell what the gateway tells better, unless it names them.
+fn with_quiet_clients(filter: &str) -> String {
+    if filter.contains("kube_client") { filter.to_owned() } else { format!("{filter},{QUIET}=off") }
+}
+
 pub(super) fn subscriber<W>(
     knobs: &LogKnobs,
     tracer: Option<SdkTracer>,
@@ -53,7 +62,7 @@ where
                 }
             }))
     });
-    let filter = EnvFilter::try_new(&knobs.filter)?;
+    let filter = EnvFilter::try_new(with_quiet_clients(&knobs.filter))?;
     let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines = match knobs.format {
         LogFormat::Text => lines.with_ansi(false).with_filter(filter).boxed(),

@@ -34,6 +34,8 @@ pub enum Hole {
 pub struct Fault {
     /// Every chunk takes that much longer, each way.
     pub latency: Duration,
+    /// Bytes in a second that each connection carries each way; 0 = as many as there are.
+    pub rate: u32,
     /// This share of chunks takes half a second longer; those behind them wait.
     pub slow_share: f64,
     /// See [`Hole`].
@@ -154,6 +156,9 @@ async fn pump(
         while fault.wait_for(|now| now.hole != Hole::Stalls).await.is_ok() {
             let Ok(length @ 1..) = from.read(&mut buffer).await else { return };
             let now = *fault.borrow();
+            if now.rate > 0 {
+                tokio::time::sleep(Duration::from_secs_f64(length as f64 / f64::from(now.rate))).await;
+            }
             let slow = if rng.unit() < now.slow_share { Duration::from_millis(500) } else { Duration::ZERO };
             if chunks.send((Instant::now() + now.latency + slow, buffer[..length].to_vec())).await.is_err() {
                 return;

@@ -22,9 +22,10 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::Task;
+use super::drip::{self, Drip};
 
 /// What the client says to be let in.
-const TOKEN: &str = "a-token-of-the-test";
+pub const TOKEN: &str = "a-token-of-the-test";
 
 /// A kind of object: plural and group.
 const KINDS: [(&str, &str, &str); 3] = [
@@ -46,6 +47,8 @@ pub struct Asked {
     pub namespace: Option<String>,
     /// The parameters.
     pub query: BTreeMap<String, String>,
+    /// `user-agent`.
+    pub agent: String,
 }
 
 /// How watches of a kind behave.
@@ -89,6 +92,7 @@ struct Inner {
     page: Option<usize>,
     broken_pages: usize,
     bookmarks: Option<Duration>,
+    drip: Option<Drip>,
     asked: Vec<Asked>,
     open: usize,
     locked_out: bool,
@@ -241,6 +245,11 @@ impl KubeApi {
         self.tell(|inner| inner.bookmarks = every);
     }
 
+    /// How slowly lists are sent; `None` = at once.
+    pub fn drip(&self, drip: Option<Drip>) {
+        self.tell(|inner| inner.drip = drip);
+    }
+
     /// What was asked so far.
     pub fn asked(&self) -> Vec<Asked> {
         self.lock().asked.clone()
@@ -295,7 +304,9 @@ async fn answer(
     let watching = query.get("watch").is_some_and(|value| value == "true");
     let verb = if watching { "watch" } else { "list" };
     let mut inner = shared.inner.lock().expect("the stand-in");
-    inner.asked.push(Asked { verb, plural: plural.to_owned(), namespace: namespace.clone(), query: query.clone() });
+    let agent = headers.get("user-agent").and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let asked = Asked { verb, plural: plural.to_owned(), namespace: namespace.clone(), query: query.clone(), agent };
+    inner.asked.push(asked);
     let token = headers.get("authorization").and_then(|value| value.to_str().ok());
     if inner.locked_out || token != Some(&format!("Bearer {TOKEN}")) {
         return status(401, "Unauthorized", "Unauthorized");
@@ -384,7 +395,8 @@ fn list(inner: &mut Inner, seen: &Seen, query: &BTreeMap<String, String>) -> Res
             inner.broken_pages -= 1;
             return status(410, "Expired", "The provided continue parameter is too old");
         }
-        Some(token) => inner.pages.remove(token).expect("a token is used once"),
+        // A page that did not arrive is asked for again.
+        Some(token) => inner.pages.get(token).expect("a token of an earlier page").clone(),
         None => {
             let all = inner.objects.iter().filter(|(key, _)| key.0 == seen.plural);
             (all.map(|(_, object)| object.clone()).filter(|object| seen.holds(object)).collect(), inner.version)
@@ -400,7 +412,9 @@ fn list(inner: &mut Inner, seen: &Seen, query: &BTreeMap<String, String>) -> Res
     }
     let kind = KINDS.iter().find(|(plural, _, _)| *plural == seen.plural).expect("a kind").2;
     let list = json!({"apiVersion": "v1", "kind": format!("{kind}List"), "metadata": metadata, "items": items});
-    ([("content-type", "application/json")], list.to_string()).into_response()
+    let text = list.to_string();
+    let body = inner.drip.map_or_else(|| Body::from(text.clone()), |drip| drip::body(&text, drip));
+    ([("content-type", "application/json")], body).into_response()
 }
 
 /// One watch, from a version on.

@@ -5,6 +5,7 @@
 //! stands for it. A failing test prints the end of the logs of the processes it had started.
 #![allow(dead_code, reason = "a tool box; which tools are used changes with the scenarios")]
 
+pub mod drip;
 pub mod engines;
 pub mod envoy;
 pub mod ext_proc;

@@ -7,6 +7,7 @@ use tonic_health::pb::health_client::HealthClient;
 use super::{Scene, pod, quick, routable};
 use crate::harness::http::base;
 use crate::harness::kube_api::KubeApi;
+use crate::harness::pods::PodManifest;
 use crate::harness::processor::closed_port;
 use crate::harness::tandem::{Tandem, TandemOptions};
 use crate::harness::{SOON, eventually, within};
@@ -31,7 +32,7 @@ async fn serving(tandem: &Tandem) -> i32 {
 #[tokio::test(flavor = "multi_thread")]
 async fn r90_forbidden_to_list_pods_is_not_ready_until_it_is_granted() {
     let api = KubeApi::start().await;
-    api.put("pods", pod("a", 1).manifest());
+    api.put("pods", PodManifest::new("a", "m", closed_port()).ready(true).manifest());
     api.refuse("list", "pods", None, 403);
     let tandem = Tandem::start(through(&api)).await;
     let refused = async || {

@@ -5,9 +5,11 @@
 mod access;
 mod churn;
 mod events;
+mod outages;
 mod random;
 mod requests;
 mod settings;
+mod signs_of_life;
 mod watches;
 
 use std::net::SocketAddr;

@@ -229,6 +229,13 @@ async fn adapters_and_routes_are_watched_too() {
     adapters("the adapter", &["a", "b"]).await;
     scene.api.patch("modeladapters", "default", "lora-1", |adapter| adapter["status"]["instances"] = json!(["c"]));
     adapters("its change", &["c"]).await;
+    // Being deleted: its controller still unloads it, and it takes no new requests.
+    scene.api.patch("modeladapters", "default", "lora-1", |adapter| {
+        adapter["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    });
+    adapters("its last moments", &[]).await;
+    scene.api.put("modeladapters", &adapter);
+    adapters("another one", &["a", "b"]).await;
     scene.api.delete("modeladapters", "default", "lora-1");
     adapters("its end", &[]).await;
 
