@@ -21,6 +21,7 @@ mod observability;
 mod openai_client;
 mod readme;
 mod real;
+mod real_kubernetes;
 mod reports;
 mod scale;
 mod scenarios;

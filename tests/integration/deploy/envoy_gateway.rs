@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{AIBRIX, ALL, TLS, bytes, groups, list, object, of_kind, rendered, seconds, text, variables, word, yaml};
+use super::{ALL, TLS, bytes, groups, list, object, of_kind, rendered, seconds, text, variables, word, yaml};
 use crate::harness::envoy::{Envoy, EnvoyOptions, SHIPPED_FILE, shipped_text, validate};
 use crate::harness::http::Call;
 use crate::harness::processor::{Action, Processor, chat};
@@ -16,6 +16,9 @@ const POLICY: &str = "aibrix-gateway-plugins-extension-policy";
 /// What Envoy Gateway calls the filter that it makes of the policy.
 const FILTER: &str = "envoy.filters.http.ext_proc/envoyextensionpolicy/aibrix-system/\
                       aibrix-gateway-plugins-extension-policy/extproc/0";
+/// Where the settings of the HTTP connection manager are, whether a filter that limits connections comes first or not.
+const MANAGER: &str =
+    "$.default_filter_chain.filters[?(@.name=='envoy.filters.network.http_connection_manager')].typed_config";
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
 
 /// The parts of the shipped Envoy file.
@@ -68,30 +71,20 @@ fn patch<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
 }
 
 #[test]
-fn names_are_those_of_aibrix() {
-    let expected = [
-        ("Deployment", "aibrix-gateway-plugins"),
-        ("Service", "aibrix-gateway-plugins"),
-        ("ServiceAccount", "aibrix-gateway-plugins"),
-        ("PodDisruptionBudget", "aibrix-gateway-plugin-pdb"),
+fn envoys_objects_have_the_names_that_aibrix_gives_them() {
+    for (kind, name) in [
         ("HTTPRoute", "aibrix-reserved-router"),
         ("EnvoyExtensionPolicy", POLICY),
         ("EnvoyPatchPolicy", "aibrix-epp"),
         ("ClientTrafficPolicy", "aibrix-client-connection-buffersize"),
         ("BackendTrafficPolicy", "aibrix-backend-connection-policy"),
-    ];
-    for group in [AIBRIX, ALL] {
-        for (kind, name) in expected {
-            object(&rendered().kustomize[group], kind, name);
-        }
-    }
-    let own = [("GatewayClass", "aibrix-eg"), ("Gateway", "aibrix-eg"), ("EnvoyProxy", "aibrix-custom-proxy-config")];
-    for (kind, name) in
-        own.into_iter().chain([("Deployment", "aibrix-redis-master"), ("Service", "aibrix-redis-master")])
-    {
+        ("GatewayClass", "aibrix-eg"),
+        ("Gateway", "aibrix-eg"),
+        ("EnvoyProxy", "aibrix-custom-proxy-config"),
+        ("Deployment", "aibrix-redis-master"),
+        ("Service", "aibrix-redis-master"),
+    ] {
         object(&rendered().kustomize[ALL], kind, name);
-        // AIBrix's own stay untouched.
-        assert!(of_kind(&rendered().kustomize[AIBRIX], kind).iter().all(|found| found["metadata"]["name"] != name));
     }
 }
 
@@ -280,7 +273,7 @@ fn the_way_to_the_pods_is_that_of_the_shipped_file() {
 #[test]
 fn with_tls_both_sides_show_a_certificate_on_the_port_of_ext_proc() {
     for objects in [&rendered().kustomize[TLS], &rendered().helm["tls"]] {
-        let workload = object(objects, "Deployment", "aibrix-gateway-plugins");
+        let workload = object(objects, "Deployment", "tandem-gateway");
         let container = &workload["spec"]["template"]["spec"]["containers"][0];
         let (variables, mount) = (variables(container), word(&container["volumeMounts"][0]["mountPath"]));
         let files = [("CERT", "tls.crt"), ("KEY", "tls.key"), ("CLIENT_CA", "ca.crt")];
@@ -290,7 +283,7 @@ fn with_tls_both_sides_show_a_certificate_on_the_port_of_ext_proc() {
         }
         // Probes and scrapes are not part of it.
         assert!(variables.keys().all(|name| !name.starts_with("TANDEM_HTTP_TLS")));
-        let policy = &object(objects, "BackendTLSPolicy", "aibrix-gateway-plugins")["spec"];
+        let policy = &object(objects, "BackendTLSPolicy", "tandem-gateway")["spec"];
         let service = object(objects, "Service", word(&policy["targetRefs"][0]["name"]));
         assert_eq!(policy["targetRefs"][0]["sectionName"], service["spec"]["ports"][0]["name"]);
         assert_eq!(service["spec"]["ports"][0]["port"], 50052);
@@ -343,8 +336,8 @@ fn as_envoy_gateway(config: &mut Value) {
                 routes.insert(0, operation["value"].clone());
             }
             Some("Listener") => {
-                let field = word(&operation["path"]).rsplit('/').next().expect("a field");
-                manager[field] = operation["value"].clone();
+                assert_eq!(operation["jsonPath"], MANAGER);
+                manager[word(&operation["path"])] = operation["value"].clone();
             }
             Some("Cluster") => {
                 let clusters = config["static_resources"]["clusters"].as_array_mut().expect("clusters");

@@ -145,15 +145,19 @@ CASES = {
     "as kustomize": {"redis": {"existingSecret": "aibrix-redis"}},
     "aibrix": {
         "redis": {"enabled": False, "passwordOptional": True},
-        "envoyGateway": {"createGateway": False},
+        "envoyGateway": {"enabled": False},
     },
     "tls": {"redis": {"existingSecret": "aibrix-redis"}, "tls": {"enabled": True}},
+    "old tls": {"tls": {"enabled": True, "policyVersion": "v1alpha3"}},
     "numbered": {"workload": "StatefulSet", "image": {"repository": "registry.example/tandem", "tag": "1"}},
     "bare": {
         "redis": {"enabled": False, "host": "redis.example", "port": 6380, "existingSecret": "mine"},
         "envoyGateway": {"enabled": False},
         "autoscaling": {"enabled": False},
-        "networkPolicy": {"monitoringNamespaces": []},
+        "networkPolicy": {
+            "monitoringNamespaces": [],
+            "enginePodSelector": {"matchExpressions": [{"key": "model.aibrix.ai/name", "operator": "Exists"}]},
+        },
         "podDisruptionBudget": {"enabled": False},
         "serviceMonitor": {"enabled": False},
         "rbac": {"create": False},
@@ -190,6 +194,7 @@ REFUSED = [
     {"env": {"REDIS_HOST": "elsewhere"}},
     {"name": "No_Name"},
     {"drain": {"timeoutSeconds": -1}},
+    {"tls": {"policyVersion": "v1beta1"}},
 ]
 
 

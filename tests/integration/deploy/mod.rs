@@ -1,6 +1,7 @@
 //! What lies under `deploy/`, the Dockerfile and the compose file: rendered, checked against schemas, compared with the code and
 //! with one another, and started as far as that goes without a cluster and without Docker.
 
+mod beside_aibrix;
 mod carried_over;
 mod compose;
 mod drain;
@@ -32,9 +33,11 @@ const TLS: &str = "deploy/kubernetes/overlays/tls";
 
 /// What `manifests.py` prints.
 #[derive(Debug, Deserialize)]
-struct Rendered {
-    kustomize: BTreeMap<String, Vec<Value>>,
-    helm: BTreeMap<String, Vec<Value>>,
+pub struct Rendered {
+    /// By folder.
+    pub kustomize: BTreeMap<String, Vec<Value>>,
+    /// By case.
+    pub helm: BTreeMap<String, Vec<Value>>,
     compose: Value,
     problems: Vec<String>,
     without_schema: BTreeSet<String>,
@@ -45,16 +48,16 @@ fn path(relative: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
 }
 
-fn text(relative: &str) -> String {
+pub fn text(relative: &str) -> String {
     std::fs::read_to_string(path(relative)).unwrap_or_else(|error| panic!("{relative}: {error}"))
 }
 
-fn yaml(relative: &str) -> Value {
+pub fn yaml(relative: &str) -> Value {
     serde_saphyr::from_str(&text(relative)).unwrap_or_else(|error| panic!("{relative}: {error}"))
 }
 
 /// Everything, rendered once for all tests.
-fn rendered() -> &'static Rendered {
+pub fn rendered() -> &'static Rendered {
     static RENDERED: OnceLock<Rendered> = OnceLock::new();
     RENDERED.get_or_init(|| {
         let output = Command::new(tool("TANDEM_TEST_PYTHON", "python"))
@@ -68,7 +71,7 @@ fn rendered() -> &'static Rendered {
 }
 
 /// All groups of objects, by a name for messages.
-fn groups() -> impl Iterator<Item = (String, &'static Vec<Value>)> {
+pub fn groups() -> impl Iterator<Item = (String, &'static Vec<Value>)> {
     let rendered = rendered();
     let kustomize = rendered.kustomize.iter().map(|(name, objects)| (name.clone(), objects));
     kustomize.chain(rendered.helm.iter().map(|(name, objects)| (format!("helm, {name}"), objects)))

@@ -83,7 +83,7 @@ fn arguments_and_ports_are_those_of_the_program() {
         let parsed = program.clone().try_get_matches_from(std::iter::once("tandem").chain(arguments));
         assert!(parsed.is_ok(), "{group}: {parsed:?}");
     }
-    for service in ["aibrix-gateway-plugins", "tandem"] {
+    for service in ["tandem-gateway", "tandem"] {
         let ports = &object(&rendered().kustomize[ALL], "Service", service)["spec"]["ports"];
         let numbers: Vec<_> = list(ports).iter().map(|port| (&port["name"], &port["port"])).collect();
         assert_eq!(numbers, [(&json!("gateway"), &json!(50052)), (&json!("metrics"), &json!(8080))]);
@@ -134,8 +134,8 @@ fn r91_a_roll_out_never_takes_a_replica_away_before_another_serves() {
         assert_eq!(pod["topologySpreadConstraints"][0]["topologyKey"], "topology.kubernetes.io/zone", "{group}");
     }
     let objects = &rendered().kustomize[ALL];
-    let scaler = object(objects, "HorizontalPodAutoscaler", "aibrix-gateway-plugins");
-    let deployment = object(objects, "Deployment", "aibrix-gateway-plugins");
+    let scaler = object(objects, "HorizontalPodAutoscaler", "tandem-gateway");
+    let deployment = object(objects, "Deployment", "tandem-gateway");
     assert_eq!(scaler["spec"]["minReplicas"], deployment["spec"]["replicas"]);
     assert_eq!(scaler["spec"]["scaleTargetRef"]["name"], deployment["metadata"]["name"]);
     // The next one may go when the last one has had its time.
@@ -168,7 +168,7 @@ fn the_memory_limit_covers_what_may_be_held() {
 #[test]
 fn numbered_replicas_have_a_machine_id_each() {
     let objects = &rendered().helm["numbered"];
-    let workload = object(objects, "StatefulSet", "aibrix-gateway-plugins");
+    let workload = object(objects, "StatefulSet", "tandem-gateway");
     object(objects, "Service", word(&workload["spec"]["serviceName"]));
     let container = &workload["spec"]["template"]["spec"]["containers"][0];
     let id = list(&container["env"]).iter().find(|entry| entry["name"] == "AIBRIX_TRT_MACHINE_ID").expect("an id");
