@@ -236,3 +236,14 @@ fn a_route_is_ready_by_what_its_gateways_say() {
         assert!(fault.contains(expected) && fault.is_empty() == expected.is_empty(), "{model}: {fault}");
     }
 }
+
+/// As from the API server: its controller still unloads it, and it takes no new requests.
+#[test]
+fn an_adapter_that_is_being_deleted_is_none() {
+    let adapter = |deleted: &str| {
+        read_documents(&format!("kind: ModelAdapter\nmetadata: {{name: l{deleted}}}\nstatus: {{instances: [p]}}\n"))
+            .adapters
+    };
+    assert_eq!(adapter("").len(), 1);
+    assert!(adapter(", deletionTimestamp: \"2026-01-01T00:00:00Z\"").is_empty());
+}
