@@ -1,6 +1,7 @@
 //! Engines on real sockets, seen from the wire.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+mod aibrix;
 mod client;
 mod control;
 mod disconnect;

@@ -12,8 +12,8 @@ use crate::harness::raw::RawServer;
 const CHAT: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"m","messages":[{"role":"user","content":"hello"}],"max_tokens":2}"#;
 
-fn prefix(prefix: &str, action: (&str, Value)) -> Value {
-    json!({"match": {"prefix": prefix}, action.0: action.1})
+fn prefix(prefix: &str, (kind, action): &(&str, Value)) -> Value {
+    json!({"match": {"prefix": prefix}, *kind: action})
 }
 
 fn says(text: &str) -> (&'static str, Value) {
@@ -34,14 +34,14 @@ fn laid_out_as_aibrix(config: &mut Value) {
     let scraped = json!({"cluster": "tandem_http", "timeout": "10s"});
     *routes = json!([
         routed,
-        prefix(CHAT, says("an engine")),
-        prefix("/v1/models", says("metadata: models")),
-        prefix("/v1/files", says("metadata: files")),
-        prefix("/v1/batches", says("metadata: batches")),
-        prefix("/healthz", says("healthy")),
-        prefix("/metrics", ("route", scraped)),
-        prefix("/v1/", says("an engine")),
-        prefix("/", ("direct_response", json!({"status": 404, "body": {"inline_string": "nothing here"}}))),
+        prefix(CHAT, &says("an engine")),
+        prefix("/v1/models", &says("metadata: models")),
+        prefix("/v1/files", &says("metadata: files")),
+        prefix("/v1/batches", &says("metadata: batches")),
+        prefix("/healthz", &says("healthy")),
+        prefix("/metrics", &("route", scraped)),
+        prefix("/v1/", &says("an engine")),
+        prefix("/", &("direct_response", json!({"status": 404, "body": {"inline_string": "nothing here"}}))),
     ]);
 }
 
