@@ -11,6 +11,8 @@ use crate::knobs::{Addressing, Knobs};
 const DEFAULT_MESSAGE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Envoy's default for a listener's buffer, bytes.
 const DEFAULT_BUFFER: u64 = 1 << 20;
+/// Envoy's default for an HTTP/2 stream since 1.36; before, it was 256 MiB.
+const DEFAULT_STREAM_WINDOW: u64 = 16 << 20;
 /// Envoy's default for requests of one cluster.
 const DEFAULT_MAX_REQUESTS: u64 = 1024;
 /// What the gateway asks for beyond the prefill timeout.
@@ -43,6 +45,7 @@ pub fn check(text: &str, knobs: &Knobs) -> Vec<Finding> {
     let mut dialled = [false; 2];
     walk(&document, &mut |object| {
         check_listener(object, knobs, &mut findings);
+        check_manager(object, knobs, &mut findings);
         check_route(object, &mut findings);
         check_cluster(object, &processors, &mut findings);
         dialled[0] |= object.pointer("/original_dst_lb_config/use_http_header") == Some(&Value::Bool(true));
@@ -149,6 +152,27 @@ fn check_listener(object: &Value, knobs: &Knobs, findings: &mut Vec<Finding>) {
         findings.push(Finding::warning(format!(
             "the listener buffers {buffer} bytes, more than the gateway's gRPC message limit of {message}: longer bodies \
              break the ext_proc stream instead of getting a 413"
+        )));
+    }
+}
+
+/// Envoy buffers no more of an HTTP/2 stream than its window.
+fn check_manager(object: &Value, knobs: &Knobs, findings: &mut Vec<Finding>) {
+    let filters = object.get("http_filters").and_then(Value::as_array);
+    let is_processor = |filter: &Value| {
+        filter.get("typed_config").is_some_and(|config| is_type(config, "filters.http.ext_proc.v3.ExternalProcessor"))
+    };
+    if !filters.is_some_and(|filters| filters.iter().any(is_processor))
+        || object.get("codec_type") == Some(&"HTTP1".into())
+    {
+        return;
+    }
+    let window = object.pointer("/http2_protocol_options/initial_stream_window_size").and_then(Value::as_u64);
+    let (window, body) = (window.unwrap_or(DEFAULT_STREAM_WINDOW), knobs.limits.max_body_bytes as u64);
+    if window < body {
+        findings.push(Finding::warning(format!(
+            "HTTP/2 streams have a window of {window} bytes (http2_protocol_options.initial_stream_window_size): over HTTP/2, \
+             bodies between that and the gateway's limit of {body} get Envoy's 413"
         )));
     }
 }
@@ -314,6 +338,18 @@ mod tests {
                 "per_connection_buffer_limit_bytes: 99000000",
                 Level::Warning,
                 "gRPC message limit",
+            ),
+            (
+                "initial_stream_window_size: 67633152",
+                "initial_stream_window_size: 67108863",
+                Level::Warning,
+                "over HTTP/2, bodies between",
+            ),
+            (
+                "initial_stream_window_size: 67633152",
+                "allow_connect: false",
+                Level::Warning,
+                "a window of 16777216 bytes",
             ),
             ("max_requests: 100000", "max_requests: 1024", Level::Warning, "at most 1024 streams"),
             (
