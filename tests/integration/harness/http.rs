@@ -11,6 +11,7 @@ use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -105,16 +106,25 @@ impl Call {
 
     /// Sends it and waits for the answer's head.
     pub async fn send(self) -> Answer {
-        let what = format!("answer to {} {}{}", self.method, self.base, self.path);
-        within(&what, self.try_send()).await.unwrap_or_else(|error| panic!("{what}: {error}"))
+        let what = self.what();
+        self.try_send().await.unwrap_or_else(|error| panic!("{what}: {error}"))
     }
 
-    /// Sends it; an error means that the connection broke before the answer's head.
+    /// Sends it; an error means that the connection broke before the answer's head. Panics when neither comes soon.
     pub async fn try_send(self) -> anyhow::Result<Answer> {
+        let what = self.what();
+        within(&what, self.exchange()).await
+    }
+
+    fn what(&self) -> String {
+        format!("answer to {} {}{}", self.method, self.base, self.path)
+    }
+
+    async fn exchange(self) -> anyhow::Result<Answer> {
         let authority = self.base.strip_prefix("http://").expect("http base").to_owned();
         let stream = TcpStream::connect(&authority).await?;
         stream.set_nodelay(true)?;
-        let (mut sender, connection) = match &self.tls {
+        let (mut sender, connection, ended) = match &self.tls {
             None => handshake(stream).await?,
             Some(config) => {
                 let name = ServerName::try_from("localhost").expect("a name");
@@ -124,20 +134,29 @@ impl Call {
         let mut request = Request::builder().method(self.method).uri(self.path).body(Full::new(self.body))?;
         *request.headers_mut() = self.headers;
         request.headers_mut().insert(http::header::HOST, HeaderValue::from_str(&authority)?);
-        let (head, body) = sender.send_request(request).await?.into_parts();
+        // A request that is handed over in the instant in which its connection ends can be lost in hyper's queue, and with
+        // it its answer. What has no answer when the connection is gone gets none.
+        let response = tokio::select! {
+            biased;
+            response = sender.send_request(request) => response?,
+            _ = ended => anyhow::bail!("the connection ended before the request was sent"),
+        };
+        let (head, body) = response.into_parts();
         Ok(Answer { status: head.status, headers: head.headers, body, _connection: connection })
     }
 }
 
 async fn handshake(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-) -> hyper::Result<(SendRequest<Full<Bytes>>, Task)> {
+) -> hyper::Result<(SendRequest<Full<Bytes>>, Task, oneshot::Receiver<()>)> {
     let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let (end, ended) = oneshot::channel();
     let connection = Task::spawn(async move {
         // Its failures reach the caller through the answer.
         let _ = connection.await;
+        let _ = end.send(());
     });
-    Ok((sender, connection))
+    Ok((sender, connection, ended))
 }
 
 impl Answer {

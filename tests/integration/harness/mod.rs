@@ -5,6 +5,7 @@
 //! stands for it. A failing test prints the end of the logs of the processes it had started.
 #![allow(dead_code, reason = "a tool box; which tools are used changes with the scenarios")]
 
+pub mod deadline;
 pub mod drip;
 pub mod engines;
 pub mod envoy;
@@ -37,6 +38,7 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// Runs `future`, but not longer than `limit`.
 pub async fn within_time<T>(limit: Duration, what: &str, future: impl Future<Output = T>) -> T {
+    let _waiting = deadline::waiting(what);
     let Ok(value) = tokio::time::timeout(limit, future).await else { panic!("{what}: not within {limit:?}") };
     value
 }

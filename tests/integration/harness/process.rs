@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::eventually;
+use super::{deadline, eventually};
 
 /// Lines of each log that a failing test prints.
 const LOG_TAIL: usize = 80;
@@ -20,6 +20,7 @@ pub struct Process {
     name: String,
     child: Mutex<Child>,
     directory: TempDir,
+    _going: deadline::Going,
 }
 
 /// A program found by [`tool`], its arguments and environment.
@@ -74,7 +75,8 @@ impl Start {
         let log = |file: &str| File::create(self.directory.path().join(file)).expect("log file");
         self.command.stdout(log("stdout.log")).stderr(log("stderr.log"));
         let child = self.command.spawn().unwrap_or_else(|error| panic!("{}: cannot start: {error}", self.name));
-        Process { name: self.name, child: Mutex::new(child), directory: self.directory }
+        let going = deadline::process(&self.name);
+        Process { name: self.name, child: Mutex::new(child), directory: self.directory, _going: going }
     }
 }
 

@@ -96,7 +96,7 @@ impl Redis {
 
     /// Runs a command; the first line of its reply (`+OK`, `:3`, `-ERR …`), for a bulk reply its text.
     pub async fn command(&self, words: &[&str]) -> String {
-        within("reply of Redis", self.try_command(words)).await.expect("talk to Redis")
+        self.try_command(words).await.expect("talk to Redis")
     }
 
     /// Every key that replicas made has a TTL, and there are such keys.
@@ -110,6 +110,10 @@ impl Redis {
 
     /// The same where the server may end the connection instead.
     pub async fn try_command(&self, words: &[&str]) -> std::io::Result<String> {
+        within(&format!("reply of Redis to {words:?}"), self.exchange(words)).await
+    }
+
+    async fn exchange(&self, words: &[&str]) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.address).await?;
         let words: Vec<String> = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
         let request = format!("*{}\r\n{}", words.len(), words.concat());

@@ -15,6 +15,8 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use super::within;
+
 /// An authority, and the directory in which it and its certificates are.
 #[derive(Debug)]
 pub struct Authority {
@@ -129,9 +131,12 @@ impl Authority {
 
 /// Connects, and returns the certificate that the server shows.
 pub async fn presented(address: SocketAddr, config: &Arc<ClientConfig>) -> io::Result<Vec<u8>> {
-    let stream = TcpStream::connect(address).await?;
     let name = ServerName::try_from("localhost").expect("a name");
-    let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await?;
+    let handshake = async {
+        let stream = TcpStream::connect(address).await?;
+        TlsConnector::from(Arc::clone(config)).connect(name, stream).await
+    };
+    let stream = within("TLS handshake", handshake).await?;
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
     Ok(chain.first().map(|leaf| leaf.to_vec()).unwrap_or_default())
 }
