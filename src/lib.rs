@@ -7,7 +7,9 @@
 // Floor 0: pure building blocks.
 pub mod clock;
 pub mod error;
+pub mod http_client;
 pub mod knobs;
+pub mod panics;
 pub mod request;
 pub mod response;
 pub mod rng;

@@ -18,10 +18,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::header::{CONTENT_TYPE, VARY};
 use axum::http::{HeaderMap, StatusCode, Uri};
-use axum::response::IntoResponse;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
 use bytes::Bytes;
@@ -34,6 +35,7 @@ use crate::discovery::kubernetes::Cluster;
 use crate::fleet::{Fleet, Role, Snapshot};
 use crate::knobs::{Report, Secret};
 use crate::load::TokenLoad;
+use crate::panics::guarded;
 use crate::routing::Journal;
 use crate::state::plane::StatePlane;
 use crate::telemetry::{EjectedGauge, FleetGauges, Metrics, ModelGauge, PodGauge, TokenGauge};
@@ -97,6 +99,7 @@ pub fn router(state: AdminState) -> Router {
         .merge(guarded)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
+        .layer(middleware::from_fn(one_page_at_most))
         .with_state(state)
 }
 
@@ -222,6 +225,11 @@ fn model_page(snapshot: &Snapshot, id: &str) -> (StatusCode, Value) {
 
 fn described(name: &str) -> Value {
     json!({"id": name, "object": "model", "created": 0, "owned_by": "aibrix"})
+}
+
+/// A page that panics costs just itself.
+async fn one_page_at_most(request: Request, next: Next) -> Response {
+    guarded(next.run(request)).await.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
 }
 
 async fn method_not_allowed() -> impl IntoResponse {

@@ -1,14 +1,17 @@
 //! `tandem serve`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use crate::app::{Gateway, Options, Source};
 use crate::knobs::{Knobs, ProcessEnvironment};
+use crate::panics;
 use crate::telemetry::{Tracing, init_logging};
 
 /// How long the last spans may take to leave.
@@ -76,9 +79,12 @@ pub async fn run(args: ServeArgs) -> Result<()> {
             "front": addresses.front.map(|address| address.to_string()),
         })
     );
+    let fatal = CancellationToken::new();
+    panics::watch(Arc::clone(&gateway.world().metrics), fatal.clone());
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        () = fatal.cancelled() => {}
     }
     tokio::select! {
         () = gateway.drain() => {}
@@ -87,6 +93,9 @@ pub async fn run(args: ServeArgs) -> Result<()> {
     }
     if let Some(tracing) = tracing {
         tracing.shutdown(LAST_SPANS).await?;
+    }
+    if fatal.is_cancelled() {
+        bail!("a background task panicked");
     }
     Ok(())
 }

@@ -10,7 +10,6 @@ mod trace;
 mod wake;
 
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +26,7 @@ use crate::clock::Clock;
 use crate::engines::leg::{EngineClient, LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, Lookups};
 use crate::exchange::{Adapter, DecodeJob, Decoded, Effect, Event, Exchange, PrepareJob, Prepared, RequestHead, World};
+use crate::panics::{Panicked, guarded, guarded_work};
 use crate::rng::Seeds;
 use crate::state::limits::LimitVerdict;
 use crate::state::plane::Claimed;
@@ -60,7 +60,7 @@ pub struct Stops {
 
 /// A prefill leg whose client leaves is cancelled after this long, unless its answer was on its way: that answer stands
 /// for KV blocks which the prefill pod would hold until their lease ends.
-const LAST_MOMENT: Duration = Duration::from_millis(25);
+const LAST_MOMENT: Duration = Duration::from_millis(50);
 
 type Pending<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
 
@@ -122,9 +122,7 @@ impl Driver {
     pub fn spawn<P: Peer>(self: &Arc<Self>, mut peer: P, metadata: HeaderMap) {
         let driver = Arc::clone(self);
         self.tasks.spawn(async move {
-            let run = AssertUnwindSafe(driver.run(&mut peer, &metadata)).catch_unwind();
-            if run.await.is_err() {
-                driver.world.metrics.panic_caught();
+            if guarded(driver.run(&mut peer, &metadata)).await.is_err() {
                 tracing::error!("an exchange panicked; its client gets a 500");
                 peer.crashed().await;
             }
@@ -314,7 +312,8 @@ async fn unless_cut(cut: &CancellationToken, taken: impl Future<Output = ()>) {
 
 /// Runs a job on a blocking thread. Should it panic, the request is routed without what it would have found out.
 async fn off_the_loop(job: PrepareJob) -> Prepared {
-    tokio::task::spawn_blocking(move || job.run()).await.unwrap_or_else(|error| {
+    let done = tokio::task::spawn_blocking(move || guarded_work(|| job.run())).await;
+    done.unwrap_or(Err(Panicked)).unwrap_or_else(|error| {
         tracing::error!(%error, "the prompt could not be prepared");
         Prepared::unknown()
     })

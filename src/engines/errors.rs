@@ -4,10 +4,23 @@
 //! `{"error":{"message"}}`, `{"error":"text"}`, `{"object":"error","message"}`, `{"detail":"text"}`,
 //! `{"detail":[{"loc","msg"}]}`, plain text, HTML.
 
+use std::borrow::Cow;
+
 use crate::request::scan::{JsonObject, decode_string, each_element};
 
-/// Longest message, in bytes; it is cut before the character that would not fit.
+/// Longest message, in bytes; it is cut before the character that would not fit, and [`CUT`] says so.
 pub const MAX_MESSAGE_BYTES: usize = 256;
+/// Follows a text that was cut.
+pub const CUT: &str = "...";
+
+/// A text of at most [`MAX_MESSAGE_BYTES`], or its beginning and [`CUT`].
+pub fn cut_message(text: &str) -> Cow<'_, str> {
+    if text.len() <= MAX_MESSAGE_BYTES {
+        return Cow::Borrowed(text);
+    }
+    let kept = text.get(..text.floor_char_boundary(MAX_MESSAGE_BYTES)).unwrap_or_default();
+    Cow::Owned(format!("{kept}{CUT}"))
+}
 
 /// The message of an error body: `error.message`, else `error`, `message` or `detail`, else the beginning of the body
 /// as text. `None` when there is nothing to say.
@@ -16,6 +29,7 @@ pub fn error_message(body: &[u8]) -> Option<String> {
     message.or_else(|| {
         // A character has at most four bytes: enough to cut at a border afterwards.
         let head = body.trim_ascii_start();
+        let head = head.trim_ascii_end();
         let head = head.get(..head.len().min(MAX_MESSAGE_BYTES + 4)).unwrap_or_default();
         bounded(&String::from_utf8_lossy(head))
     })
@@ -64,8 +78,7 @@ fn of_list(detail: &str) -> Option<String> {
 /// Trims and cuts; `None` when nothing is left.
 fn bounded(text: &str) -> Option<String> {
     let text = text.trim();
-    let text = text.get(..text.floor_char_boundary(MAX_MESSAGE_BYTES)).unwrap_or_default();
-    (!text.is_empty()).then(|| text.to_owned())
+    (!text.is_empty()).then(|| cut_message(text).into_owned())
 }
 
 #[cfg(test)]
@@ -73,6 +86,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    const LONGEST: usize = MAX_MESSAGE_BYTES + CUT.len();
 
     #[test]
     fn r20_every_shape_gives_its_message() {
@@ -109,25 +124,28 @@ mod tests {
     fn r11_messages_are_cut_at_a_character() {
         for (length, kept) in [(255, 255), (256, 256), (257, 256), (100_000, 256)] {
             let text = "x".repeat(length);
+            let marked = text.get(..256).filter(|_| length > 256).map_or(text.clone(), |kept| format!("{kept}..."));
+            assert_eq!(marked.trim_end_matches('.').len(), kept);
             for body in [text.clone(), format!("{{\"message\":\"{text}\"}}"), format!("{{\"detail\":[\"{text}\"]}}")] {
-                assert_eq!(error_message(body.as_bytes()).unwrap().len(), kept, "{length}");
+                assert_eq!(error_message(body.as_bytes()).unwrap(), marked, "{length}");
             }
         }
         // 255 bytes and a character of two: it does not fit.
         let text = "x".repeat(255) + "é";
-        assert_eq!(error_message(text.as_bytes()).unwrap(), "x".repeat(255));
+        assert_eq!(error_message(text.as_bytes()).unwrap(), "x".repeat(255) + "...");
         let many = format!("{{\"detail\":[{}0]}}", "{\"msg\":\"é\",\"loc\":[\"a\"]},".repeat(1000));
-        assert!(error_message(many.as_bytes()).unwrap().len() <= MAX_MESSAGE_BYTES);
+        let many = error_message(many.as_bytes()).unwrap();
+        assert!(many.len() <= LONGEST && many.ends_with("..."));
     }
 
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600), text in ".{0,300}") {
             let plain = error_message(&bytes);
-            prop_assert!(plain.is_none_or(|message| message.len() <= MAX_MESSAGE_BYTES));
+            prop_assert!(plain.is_none_or(|message| message.len() <= LONGEST));
             for shape in [serde_json::json!({"error": text}), serde_json::json!({"detail": [{"msg": text}]})] {
                 let message = error_message(shape.to_string().as_bytes());
-                prop_assert!(message.is_none_or(|message| message.len() <= MAX_MESSAGE_BYTES));
+                prop_assert!(message.is_none_or(|message| message.len() <= LONGEST));
             }
         }
     }

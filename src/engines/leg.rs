@@ -1,8 +1,6 @@
 //! The prefill call: one HTTP/1.1 exchange with one pod. Dropping the future closes the connection, which is how an
 //! engine learns that nobody waits any more.
 
-mod connection;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,16 +8,13 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-
-use connection::EngineConnector;
 
 use crate::fleet::scheme_of;
+use crate::http_client::{HttpClient, Pooling, RequestError};
 /// Why a prefill leg failed.
 pub use crate::telemetry::PrefillFailureClass as LegFailure;
 use crate::telemetry::PrefillOutcome;
-use crate::tls::{Dialer, EngineTls};
+use crate::tls::EngineTls;
 
 /// How a prefill leg ended.
 #[derive(Clone, Debug)]
@@ -91,7 +86,7 @@ pub struct LegRequest {
 
 /// How long a connection may have been idle to be used again. A request that meets an engine closing its connection fails,
 /// and must not be sent twice, since nobody can tell whether it was read (unless the close is there before a byte is
-/// sent: see [`connection`]). So this lies far below the keep-alive time of
+/// sent: see [`crate::http_client`]). So this lies far below the keep-alive time of
 /// any usual server (gunicorn: 2 s, uvicorn: 5 s) and only serves pods that are busy; to the others, connecting is cheap.
 const POOL_IDLE: Duration = Duration::from_millis(500);
 /// A pod that does not even accept a connection for this long is not there.
@@ -99,15 +94,11 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle connections kept for one pod.
 const POOL_PER_HOST: usize = 64;
 
-type HttpClient = Client<EngineConnector, Full<Bytes>>;
-
 /// An HTTP client for engines. Cheap to clone; clones share the pool.
 #[derive(Clone, Debug)]
 pub struct EngineClient {
-    pooling: Arc<ArcSwap<HttpClient>>,
+    http: Arc<ArcSwap<HttpClient<Full<Bytes>>>>,
     tls: Option<EngineTls>,
-    /// Never uses a connection twice.
-    fresh: HttpClient,
 }
 
 impl Default for EngineClient {
@@ -116,13 +107,9 @@ impl Default for EngineClient {
     }
 }
 
-/// A client that keeps this many idle connections for one pod.
-fn client(idle: usize, tls: Option<EngineTls>) -> HttpClient {
-    Client::builder(TokioExecutor::new())
-        .pool_idle_timeout(POOL_IDLE)
-        .pool_max_idle_per_host(idle)
-        .pool_timer(TokioTimer::new())
-        .build(EngineConnector(Dialer::new(CONNECT_TIMEOUT, tls)))
+fn client(tls: Option<EngineTls>) -> HttpClient<Full<Bytes>> {
+    let pooling = Pooling { idle_per_host: POOL_PER_HOST, idle_time: POOL_IDLE, connect_timeout: CONNECT_TIMEOUT };
+    HttpClient::new(pooling, tls)
 }
 
 impl EngineClient {
@@ -133,14 +120,13 @@ impl EngineClient {
 
     /// The same, and for addresses that begin with `https://`.
     pub fn with_tls(tls: Option<EngineTls>) -> EngineClient {
-        let pooling = Arc::new(ArcSwap::from_pointee(client(POOL_PER_HOST, tls.clone())));
-        EngineClient { pooling, fresh: client(0, tls.clone()), tls }
+        EngineClient { http: Arc::new(ArcSwap::from_pointee(client(tls.clone()))), tls }
     }
 
     /// Uses none of the connections again that there are now. For a process that was stopped, or whose machine was: what
     /// its clock takes for a moment may have been an hour, and the engines have closed them, perhaps unheard.
     pub fn forget_connections(&self) {
-        self.pooling.store(Arc::new(client(POOL_PER_HOST, self.tls.clone())));
+        self.http.store(Arc::new(client(self.tls.clone())));
     }
 
     /// Sends a POST and hands out the answer as it streams. Used for the decode leg of the HTTP front.
@@ -154,16 +140,9 @@ impl EngineClient {
         self.send(build(Method::POST, address, path, headers, body)?).await
     }
 
-    /// Sends a request, over a connection of the pool if there is one. Should that turn out to be closed before a byte was
-    /// sent, the request goes over a new one: nobody has seen it.
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<http::Response<hyper::body::Incoming>, LegError> {
-        let again = request.clone();
-        let sent = self.pooling.load().request(request);
-        match sent.await {
-            Err(error) if connection::closed_before(&error) => self.fresh.request(again).await,
-            sent => sent,
-        }
-        .map_err(|error| LegError::from_client(&error))
+        let http = Arc::clone(&self.http.load());
+        http.request(request).await.map_err(|error| LegError::from_client(&error))
     }
 
     /// Makes a prefill call.
@@ -254,20 +233,9 @@ pub struct LegError {
 }
 
 impl LegError {
-    fn from_client(error: &hyper_util::client::legacy::Error) -> LegError {
-        let detail =
-            if error.is_connect() { root_cause(error) } else { format!("request failed: {}", root_cause(error)) };
-        LegError { class: LegFailure::Transport, detail, sent: !error.is_connect() }
+    fn from_client(error: &RequestError) -> LegError {
+        LegError { class: LegFailure::Transport, detail: error.to_string(), sent: error.sent() }
     }
-}
-
-/// The innermost cause: "Connection refused (os error 111)" says more than "client error (Connect)".
-fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut current = error;
-    while let Some(source) = current.source() {
-        current = source;
-    }
-    current.to_string()
 }
 
 fn build(

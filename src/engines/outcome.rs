@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 
-use super::errors::error_message;
+use super::errors::{CUT, MAX_MESSAGE_BYTES, cut_message, error_message};
 use super::leg::{LegFailure, LegOutcome};
 use super::lookup::LookupError;
 use crate::error::{ApiError, Reason};
@@ -86,11 +86,12 @@ fn failed(class: LegFailure, detail: &str) -> ApiError {
 /// `prefill request failed (<class>): <text>`, the text cut to 256 bytes as in the reference gateway.
 pub fn failure_text(class: LegFailure, detail: &str) -> String {
     let class = class.label();
-    if detail.len() <= 256 {
-        return format!("prefill request failed ({class}): {detail}");
+    // What was cut before has its mark.
+    let said = detail.strip_suffix(CUT).filter(|said| said.len() <= MAX_MESSAGE_BYTES);
+    match said {
+        Some(_) => format!("prefill request failed ({class}): {detail}"),
+        None => format!("prefill request failed ({class}): {}", cut_message(detail)),
     }
-    let end = (0..=256).rev().find(|end| detail.is_char_boundary(*end)).unwrap_or(0);
-    format!("prefill request failed ({class}): {}...", detail.get(..end).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use super::{DecodeJob, Decoded, PrepareJob, Prepared};
 use crate::engines::leg::{LegOutcome, LegRequest};
 use crate::engines::lookup::{LookedUp, LookupError, LookupKey, LookupKind};
-use crate::error::ApiError;
+use crate::error::{ApiError, Reason};
 use crate::state::limits::{LimitCall, LimitVerdict};
 use crate::state::plane::{ClaimOrder, Claimed};
 use crate::telemetry::{AbortTrigger, PrefillLeg, RequestRecord};
@@ -243,8 +243,8 @@ pub enum Effect {
     CompleteAnswer,
     /// Give the answer up of which nothing was passed on (front only).
     DropAnswer,
-    /// Break the answer off so that the client can tell: part of it was sent.
-    Cut,
+    /// Break the answer off so that the client can tell: part of it was sent. Why, for whoever passes it on.
+    Cut(Reason),
     /// The request is over and everything is released.
     End(Box<RequestRecord>),
 }

@@ -26,6 +26,7 @@ use super::prepare::Prepared;
 use super::world::World;
 use crate::clock::Tick;
 use crate::engines::Protocol;
+use crate::engines::leg::LegRequest;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Model, Pod};
 use crate::knobs::{AbortKnobs, DecodeWatchdog};
@@ -170,7 +171,12 @@ pub struct Exchange {
     watchdog: Option<Watchdog>,
     /// Times of the watchdog and of aborts, by the profile of the request.
     timers: DecodeWatchdog,
+    /// How long a token charge may stand, by the profile of the request.
+    token_load_ttl: Duration,
     abort_knobs: AbortKnobs,
+    /// What Envoy was told to send to the decode pod, until an answer shows that it has (Envoy only). Nothing else tells
+    /// whether the pod has the hand-off when the client leaves.
+    undelivered: Option<Box<LegRequest>>,
     /// What was sent to the decode pod, while another one may have to get it (front only).
     routed: Option<RoutePlan>,
     faults: Faults,
@@ -228,7 +234,9 @@ impl Exchange {
             fallbacks: Vec::new(),
             watchdog: None,
             timers: world.knobs.pd.watchdog,
+            token_load_ttl: world.knobs.pd.token_load_ttl,
             abort_knobs: world.knobs.pd.abort,
+            undelivered: None,
             routed: None,
             faults: Faults::default(),
             pairs: None,
@@ -384,7 +392,7 @@ impl Exchange {
         match state {
             State::Prefilling(_) => effects.push(Effect::CancelPrefill),
             State::Answering(answer) if !answer.is_held() => {
-                effects.push(Effect::Cut);
+                effects.push(Effect::Cut(Reason::ShuttingDown));
                 return self.end(now, Outcome::Shutdown, effects);
             }
             _ => {}
@@ -432,7 +440,7 @@ impl Exchange {
         match state {
             State::Prefilling(_) => effects.push(Effect::CancelPrefill),
             State::Answering(answer) if !answer.is_held() => {
-                effects.push(Effect::Cut);
+                effects.push(Effect::Cut(Reason::Internal));
                 return self.end(now, Outcome::Failed(Reason::Internal), effects);
             }
             _ => {}

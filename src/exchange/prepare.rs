@@ -2,6 +2,7 @@
 
 use crate::knobs::Tokenizer;
 use crate::prefix::{BlockHashes, MAX_PROMPT_BLOCKS, block_hashes, count_tokens_up_to, tokenize};
+use crate::request::embeddings;
 use crate::routing::PromptLength;
 
 /// Prompts up to this many bytes are tokenised where they are: about a quarter of a millisecond.
@@ -22,6 +23,8 @@ pub struct PrepareJob {
     pub count: Option<(String, u64)>,
     /// The length, where it is known already.
     pub known: Option<PromptLength>,
+    /// Texts of an embeddings request that may be over its limits.
+    pub inputs: Vec<(usize, String)>,
     /// Hash this prefix key, when a policy looks prefixes up.
     pub hash: Option<HashJob>,
     /// What the prompt's parts that are no text count beside it.
@@ -48,6 +51,8 @@ pub struct Prepared {
     pub length: PromptLength,
     /// The text that was counted, for whoever still needs it.
     pub text: String,
+    /// The limit of embeddings requests that it is over, for the client.
+    pub over_limit: Option<String>,
     /// Block hashes, empty if they were not asked for. Of a longer prompt, those of its first
     /// [`MAX_PROMPT_BLOCKS`] blocks: the index does not store more of one.
     pub hashes: BlockHashes,
@@ -59,7 +64,13 @@ pub struct Prepared {
 impl Prepared {
     /// Nothing is known about the prompt.
     pub fn unknown() -> Prepared {
-        Prepared { length: PromptLength::Unknown, text: String::new(), hashes: BlockHashes::new(), prefix_tokens: 0 }
+        Prepared {
+            length: PromptLength::Unknown,
+            text: String::new(),
+            over_limit: None,
+            hashes: BlockHashes::new(),
+            prefix_tokens: 0,
+        }
     }
 }
 
@@ -82,7 +93,7 @@ impl PrepareJob {
                 hash.key.len() > INLINE_HASH_BYTES || hash.key.len() / hash.block_size.max(1) > INLINE_HASH_BLOCKS
             }
         });
-        counting || hashing
+        counting || hashing || !self.inputs.is_empty()
     }
 
     /// Does the work.
@@ -98,12 +109,13 @@ impl PrepareJob {
                 (length.plus(self.non_text_tokens), text)
             }
         };
-        let Some(job) = self.hash else { return Prepared { length, text, ..Prepared::unknown() } };
+        let over_limit = embeddings::over_limit(&self.inputs, count_tokens_up_to);
+        let Some(job) = self.hash else { return Prepared { length, text, over_limit, ..Prepared::unknown() } };
         let bytes = tokenize(job.tokenizer, &job.key);
         let longest = job.block_size.saturating_mul(MAX_PROMPT_BLOCKS);
         let hashes = block_hashes(bytes.get(..longest).unwrap_or(&bytes), job.block_size, job.seed);
         let prefix_tokens = (bytes.len() as u64 / BYTES_PER_TOKEN).saturating_add(self.non_text_tokens);
-        Prepared { length, text, hashes, prefix_tokens }
+        Prepared { length, text, over_limit, hashes, prefix_tokens }
     }
 }
 

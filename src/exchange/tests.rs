@@ -6,6 +6,7 @@ mod bands;
 mod claims;
 mod disorder;
 mod effects;
+mod hand_over;
 mod handoff;
 mod legs;
 mod limits;

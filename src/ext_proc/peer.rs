@@ -57,6 +57,14 @@ fn status(code: Option<u16>) -> StatusCode {
     code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
+/// How a stream ends that breaks a request off (reference gateway, section 1.10).
+fn cut(reason: Reason, text: &str) -> Status {
+    match reason {
+        Reason::DecodeTimeout => Status::deadline_exceeded(text),
+        _ => Status::aborted(text),
+    }
+}
+
 impl Peer for EnvoyPeer {
     const ADAPTER: Adapter = Adapter::Envoy;
 
@@ -152,20 +160,15 @@ impl Peer for EnvoyPeer {
                 self.reply(reply::refuse(&error)).await;
                 if self.routed && error.reason != Reason::ShuttingDown {
                     // Envoy waits for no reply now, and may take this one for a mistake. The stream's end leaves no doubt.
-                    let text = error.reason.label();
-                    let status = match error.reason {
-                        Reason::DecodeTimeout => Status::deadline_exceeded(text),
-                        _ => Status::aborted(text),
-                    };
-                    let _ = self.replies.send(Err(status)).await;
+                    let _ = self.replies.send(Err(cut(error.reason, error.reason.label()))).await;
                 }
                 if error.reason == Reason::ShuttingDown {
                     let _ = self.replies.send(Err(Status::unavailable("server shutdown in progress"))).await;
                 }
             }
             // Failing the stream is what makes Envoy break off an answer whose head is out.
-            Effect::Cut => {
-                let _ = self.replies.send(Err(Status::aborted("the answer is cut short"))).await;
+            Effect::Cut(reason) => {
+                let _ = self.replies.send(Err(cut(reason, "the answer is cut short"))).await;
             }
             Effect::Deliver(_)
             | Effect::Claim(_)

@@ -244,7 +244,7 @@ impl Peer for FrontPeer {
                 }
             }
             // An answer whose sender goes before it is complete is cut.
-            Effect::Cut => self.chunks = None,
+            Effect::Cut(_) => self.chunks = None,
             _ => {}
         }
     }

@@ -25,6 +25,7 @@ use super::stall::StallGuard;
 use crate::drive::Driver;
 use crate::error::{ApiError, Reason};
 use crate::exchange::Budget;
+use crate::panics::guarded;
 use crate::telemetry::Limit;
 use crate::tls::Incoming;
 
@@ -66,7 +67,7 @@ pub async fn serve(
         let stream = StallGuard::new(stream, limits.front_stall_timeout, move || metrics.rejected(Limit::FrontStall));
         let (driver, models, stop) = (Arc::clone(&driver), Arc::clone(&models), stop.clone());
         let (discards, cors) = (tasks.clone(), cors.clone());
-        tasks.spawn(async move {
+        let serving = async move {
             let _permit = permit;
             let service = service_fn(|request| {
                 let (driver, models, discards) = (Arc::clone(&driver), Arc::clone(&models), discards.clone());
@@ -87,7 +88,9 @@ pub async fn serve(
                     let _ = connection.await;
                 }
             }
-        });
+        };
+        // A panic costs its connection.
+        tasks.spawn(async move { guarded(serving).await });
     }
 }
 

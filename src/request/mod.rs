@@ -3,6 +3,7 @@
 mod body;
 mod coding;
 mod credential;
+pub mod embeddings;
 mod endpoint;
 mod multipart;
 mod parts;

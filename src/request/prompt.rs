@@ -86,7 +86,7 @@ impl Prompt {
             Endpoint::Responses => responses(body),
             Endpoint::Completions => completions(body),
             Endpoint::Generate => generate(body),
-            Endpoint::Embeddings => embeddings(body),
+            Endpoint::Embeddings => super::embeddings::check(body).map(|()| Prompt::none()),
             Endpoint::Rerank | Endpoint::RerankUnversioned | Endpoint::RerankV2 => rerank(body),
             Endpoint::Classify | Endpoint::ClassifyUnversioned => classify(body),
             Endpoint::ImagesGenerations | Endpoint::VideoGenerations => {
@@ -109,19 +109,19 @@ impl Prompt {
     }
 }
 
-fn invalid(text: impl Into<String>) -> BodyError {
+pub(super) fn invalid(text: impl Into<String>) -> BodyError {
     BodyError::Invalid(text.into())
 }
 
-fn required<'a>(body: &JsonObject<'a>, key: &str) -> Result<&'a str, BodyError> {
+pub(super) fn required<'a>(body: &JsonObject<'a>, key: &str) -> Result<&'a str, BodyError> {
     body.get_non_null(key).ok_or_else(|| invalid(format!("field \"{key}\" is required")))
 }
 
-fn is_array(value: &str) -> bool {
+pub(super) fn is_array(value: &str) -> bool {
     value.starts_with('[')
 }
 
-fn is_empty_array(value: &str) -> bool {
+pub(super) fn is_empty_array(value: &str) -> bool {
     value.strip_prefix('[').is_some_and(|rest| rest.trim_start().starts_with(']'))
 }
 
@@ -398,33 +398,6 @@ fn push_id(key: &mut Vec<u8>, ids: &mut usize, element: &str) -> bool {
     *ids += 1;
     key.extend_from_slice(&element.parse::<u32>().unwrap_or(u32::MAX).to_be_bytes());
     true
-}
-
-/// `input` of `/v1/embeddings` is not routed by; only what no engine accepts is refused. (The token limits of the
-/// reference gateway are those of one vendor's service, not of the engines behind this gateway.)
-fn embeddings(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {
-    if body.get("stream") == Some("true") {
-        return Err(invalid("embeddings cannot be streamed"));
-    }
-    if body.get_non_null("messages").is_some() && body.get_non_null("input").is_none() {
-        return Ok(Prompt::none());
-    }
-    let input = required(body, "input")?;
-    if input == "\"\"" || is_empty_array(input) {
-        return Err(invalid("field \"input\" must not be empty"));
-    }
-    if is_array(input) {
-        let mut index = 0_usize;
-        let read = each_element(input, |element| {
-            let empty = element == "\"\"" || is_empty_array(element);
-            index += usize::from(!empty);
-            !empty
-        });
-        if read.is_err() {
-            return Err(invalid(format!("field \"input\" must not be empty at index {index}")));
-        }
-    }
-    Ok(Prompt::none())
 }
 
 fn rerank(body: &JsonObject<'_>) -> Result<Prompt, BodyError> {

@@ -6,12 +6,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use crate::fleet::scheme_of;
+use crate::http_client::{HttpClient, Pooling};
 use crate::knobs::ScrapeKnobs;
-use crate::tls::{Dialer, EngineTls};
+use crate::tls::EngineTls;
 
 /// An idle connection is dropped before the engine's server does it: uvicorn closes after 5 s.
 const IDLE: Duration = Duration::from_secs(4);
@@ -45,18 +44,15 @@ pub trait PageSource: Send + Sync + 'static {
 /// Pages over HTTP, from a pool with one idle connection for each pod.
 #[derive(Debug)]
 pub struct HttpPages {
-    client: Client<Dialer, Empty<Bytes>>,
+    client: HttpClient<Empty<Bytes>>,
     max_bytes: usize,
 }
 
 impl HttpPages {
     /// A client with the given limits. The scraper itself watches over the time of the whole exchange.
     pub fn new(knobs: &ScrapeKnobs, tls: Option<EngineTls>) -> HttpPages {
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(1)
-            .build(Dialer::new(knobs.timeout, tls));
+        let pooling = Pooling { idle_per_host: 1, idle_time: IDLE, connect_timeout: knobs.timeout };
+        let client = HttpClient::new(pooling, tls);
         HttpPages { client, max_bytes: knobs.max_bytes }
     }
 }

@@ -15,6 +15,7 @@ use crate::clock::{Clock, Tick};
 use crate::fleet::{Engine, Fleet, Pod, PodState, Role, Signals, Snapshot};
 use crate::knobs::ScrapeKnobs;
 use crate::load::LoadView;
+use crate::panics::guarded;
 use crate::rng::Rng;
 use crate::telemetry::PodLabels;
 
@@ -156,7 +157,11 @@ impl<'a, S: PageSource, O: ScrapeObserver> PodTask<'a, S, O> {
         tokio::time::sleep(self.scraper.knobs.interval.mul_f64(self.rng.unit())).await;
         loop {
             let started = self.scraper.clock.now();
-            self.scrape().await;
+            if guarded(self.scrape()).await.is_err() {
+                // The page will make it panic again; its pod is one that cannot be scraped.
+                self.failures = self.failures.saturating_add(1);
+                self.scraper.observer.fail(&self.state.labels);
+            }
             let next = started.plus(self.pause());
             tokio::time::sleep(next.since(self.scraper.clock.now())).await;
         }

@@ -273,7 +273,7 @@ metrics! {
     RoutingSignalMissing "tandem_routing_signal_missing_total" Counter &["model", "signal"],
         "Selections whose strategy wanted this signal while no candidate's engine had reported it lately: what is known decided without it, in the end the requests in flight.";
     Panics "tandem_panics_caught_total" Counter &[],
-        "Panics caught at the border of a request or a background task: defects, please report.";
+        "Panics: defects, please report. One in a background task ends the process.";
     SpansDropped "tandem_spans_dropped_total" Counter &[],
         "Spans that found the export queue full, or whose export failed.";
     SeriesRejected "tandem_metric_series_rejected_total" Counter &[],

@@ -1,5 +1,7 @@
 //! Dropping a call closes its connection, whatever the call is doing.
 
+mod connections;
+
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -165,8 +167,10 @@ async fn only_a_call_without_a_connection_was_certainly_not_read() {
     let client = EngineClient::new();
     let (listener, address) = listen().await;
     let (outcome, ()) = tokio::join!(client.prefill(call(&address, Bytes::from_static(b"{}"))), async {
-        // Nothing is read: the peer cannot know that.
-        drop(listener.accept().await.unwrap());
+        // It is there, and nothing of it is read: the peer cannot know that.
+        let (socket, _) = listener.accept().await.unwrap();
+        assert!(socket.peek(&mut [0]).await.unwrap() > 0);
+        drop(socket);
     });
     let LegOutcome::Failed { class: LegFailure::Transport, sent: true, .. } = outcome else { panic!("{outcome:?}") };
     drop(listener);

@@ -93,7 +93,7 @@ impl Exchange {
         self.report_health(now, None);
         self.world.metrics.decode_failover();
         if let Some(charges) = &mut self.charges {
-            charges.follow(&pod.state, self.world.knobs.pd.token_load_ttl, now);
+            charges.follow(&pod.state, self.token_load_ttl, now);
             self.world.ledger.watch(&self.record.request_id, &mut charges.tokens);
         }
         if let Some(legs) = &mut self.legs {

@@ -122,7 +122,7 @@ impl Exchange {
     }
 
     fn cut_after_error(&mut self, now: Tick, answer: Answer, effects: &mut Vec<Effect>) -> State {
-        effects.push(Effect::Cut);
+        effects.push(Effect::Cut(Reason::DecodeFailed));
         self.end_answer(now, answer, effects)
     }
 
@@ -173,7 +173,7 @@ impl Exchange {
             State::Answering(answer) if !answer.is_held() => {
                 self.content = answer.has_content();
                 tracing::warn!(request_id = self.record.request_id, detail, "decode leg broke during the answer");
-                effects.push(Effect::Cut);
+                effects.push(Effect::Cut(Reason::DecodeFailed));
                 self.end(now, Outcome::AnswerCut, effects)
             }
             _ => {

@@ -18,7 +18,9 @@ use crate::exchange::headers::{caller_request_id, names_to_strip, names_to_strip
 use crate::exchange::prepare::Prepared;
 use crate::exchange::{answer, auto, plan};
 use crate::fleet::{ClaimState, Model, Pod, join_host_port};
-use crate::request::{ACCEPTED_CODINGS, BodyError, Coding, DecodeError, Endpoint, ParsedBody, UnreadableForm};
+use crate::request::{
+    ACCEPTED_CODINGS, BodyError, Coding, DecodeError, Endpoint, ParsedBody, UnreadableForm, embeddings,
+};
 use crate::routing::{PromptLength, Strategy};
 use crate::telemetry::{Limit, Outcome, moment};
 
@@ -269,6 +271,9 @@ impl Exchange {
         let mut job = routing.plan.prepare(&routing.model, &mut routing.body, knobs, seed);
         if let Some(counted) = counted {
             job.reuse(counted);
+        }
+        if self.endpoint == Some(Endpoint::Embeddings) {
+            job.inputs = embeddings::texts_to_count(&routing.body);
         }
         if job.is_heavy() {
             self.extend(routing.plan.knobs.prefill_request_timeout, effects);

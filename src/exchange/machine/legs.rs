@@ -41,6 +41,9 @@ impl Exchange {
         prepared: Prepared,
         effects: &mut Vec<Effect>,
     ) -> State {
+        if let Some(text) = prepared.over_limit {
+            return self.refuse(now, ApiError::new(Reason::BodyInvalid, text).with_param("input"), effects);
+        }
         let Routing { body, model, plan } = routing;
         let prompt_tokens = body.estimated_tokens(self.world.knobs.api.non_text_part_tokens);
         let session_growth = self.session_growth(now, &model, &plan, prompt_tokens);
@@ -172,6 +175,7 @@ impl Exchange {
         effects: &mut Vec<Effect>,
     ) -> State {
         self.timers = asked.plan.knobs.watchdog;
+        self.token_load_ttl = asked.plan.knobs.token_load_ttl;
         self.abort_knobs = asked.plan.knobs.abort;
         if let Some((prefill, decode)) = decision.policies {
             self.record.policies = Some((prefill.name(), decode.name()));
@@ -387,6 +391,7 @@ impl Exchange {
         self.head = None;
         self.asked = None;
         self.routed = None;
+        self.undelivered = None;
         self.reservation = Reservation::empty(&self.world.buffered);
     }
 

@@ -1,14 +1,18 @@
 //! What becomes of a prefill leg.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use bytes::Bytes;
 
 use super::{Exchange, Legs, Prefilling, State};
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
 use crate::engines::{self, Handoff, Merged, Protocol};
 use crate::error::{ApiError, Reason};
-use crate::exchange::event::Effect;
+use crate::exchange::admission::Reservation;
+use crate::exchange::event::{Adapter, Effect};
 use crate::fleet::PodState;
 use crate::telemetry::{AbortResult, AbortTrigger, Outcome, PrefillOutcome, PrefillStage, RetryReason};
 
@@ -74,7 +78,18 @@ impl Exchange {
                 if handoff == Handoff::Relayed && self.handoff_age(now) > self.world.knobs.pd.handoff_deadline {
                     return self.too_late(now, effects);
                 }
-                self.hand_over(now, Some(&legs.decode), body, Some(legs.attempt.id), effects)
+                let call = (self.adapter == Adapter::Envoy && handoff == Handoff::Relayed)
+                    .then(|| Box::new(self.delivery(&legs, body.clone())));
+                // Counted until the answer: the request is held until then.
+                let held = call
+                    .is_some()
+                    .then(|| std::mem::replace(&mut self.reservation, Reservation::empty(&self.world.buffered)));
+                let state = self.hand_over(now, Some(&legs.decode), body, Some(legs.attempt.id), effects);
+                self.undelivered = call;
+                if let Some(held) = held {
+                    self.reservation = held;
+                }
+                state
             }
         }
     }
@@ -121,14 +136,7 @@ impl Exchange {
                 // Neuron's answer does not say what its pod keeps.
                 let keeps = lease.is_some() || legs.protocol == Protocol::VllmNixl;
                 if keeps && self.handoff_age(now) <= self.world.knobs.pd.handoff_deadline {
-                    effects.push(Effect::Deliver(Box::new(LegRequest {
-                        address: std::sync::Arc::clone(&legs.decode.dial),
-                        path: self.path(),
-                        headers: self.leg_headers(&legs.attempt.id),
-                        body,
-                        timeout: DELIVERY,
-                        max_answer_bytes: 0,
-                    })));
+                    effects.push(Effect::Deliver(Box::new(self.delivery(&legs, body))));
                 }
             }
             Ok(_) => leg.finish(PrefillOutcome::Success),
@@ -136,6 +144,18 @@ impl Exchange {
         }
         self.record.status = 499;
         self.end(now, Outcome::ClientGone, effects)
+    }
+
+    /// The request as its decode pod gets it from the gateway itself.
+    fn delivery(&self, legs: &Legs, body: Bytes) -> LegRequest {
+        LegRequest {
+            address: Arc::clone(&legs.decode.dial),
+            path: self.path(),
+            headers: self.leg_headers(&legs.attempt.id),
+            body,
+            timeout: DELIVERY,
+            max_answer_bytes: 0,
+        }
     }
 
     /// The leg beside the decode leg ended (reference gateway, section 1.10; `engine-protocols`, section 1.4).
@@ -162,10 +182,18 @@ impl Exchange {
             leg.finish(PrefillOutcome::Success);
             self.lease = legs.lease();
             self.arm(now);
+            // What the answer has brought by now counts: else a stream that stalls would be one that never began.
+            if let (Some(watchdog), State::Answering(answer)) = (&mut self.watchdog, &state) {
+                watchdog.progress(now, answer.progress());
+            }
             return state;
         };
         leg.finish(outcome.metric_outcome());
         self.faults.of_prefill_leg(legs.protocol, outcome);
+        // The decode pod has refused by itself, and the client is hearing why.
+        if matches!(state, State::Answering(_)) && self.record.status >= 400 {
+            return state;
+        }
         // Decode has been talking, so the KV cache has landed. TensorRT-LLM's head proves nothing.
         if answering && legs.protocol != Protocol::TrtGenerationFirst {
             if legs.protocol.aborts_by_rid() {
@@ -187,7 +215,7 @@ impl Exchange {
                 self.content = answer.has_content();
                 // What the client would have seen, had the head not been out.
                 self.record.status = error.status.as_u16();
-                effects.push(Effect::Cut);
+                effects.push(Effect::Cut(error.reason));
                 self.end(now, Outcome::Failed(error.reason), effects)
             }
             _ => self.refuse(now, error, effects),

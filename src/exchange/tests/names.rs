@@ -28,7 +28,7 @@ pub(super) fn of(effect: &Effect) -> &'static str {
         Effect::LookUp(_) => "look_up",
         Effect::DetachPrefill(_) => "detach",
         Effect::Abort(_) => "abort",
-        Effect::Cut => "cut",
+        Effect::Cut(_) => "cut",
         Effect::End(_) => "end",
     }
 }

@@ -8,6 +8,8 @@
 use std::io;
 use std::os::fd::AsFd as _;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use futures_util::TryFutureExt as _;
@@ -15,6 +17,7 @@ use futures_util::future::MapOk;
 use http::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
+use tokio_util::sync::{CancellationToken, DropGuard};
 // Tower's, which hyper-util's connectors are.
 use tower_service::Service;
 
@@ -25,17 +28,33 @@ use crate::tls::{Dialer, Dialled};
 #[error("the engine had closed the connection before the request was sent")]
 struct ClosedBefore;
 
-/// Whether a request failed because the engine had closed its connection before a byte of it was sent.
+/// Whether an error says that the engine had closed the connection before a byte of the request was sent.
 pub(super) fn closed_before(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut current = Some(error);
-    while let Some(error) = current {
-        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if inner.is_some_and(<dyn std::error::Error + Send + Sync>::is::<ClosedBefore>) {
-            return true;
+    let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    inner.is_some_and(<dyn std::error::Error + Send + Sync>::is::<ClosedBefore>)
+}
+
+/// What is known of a connection when it is over. Travels with what hyper tells of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Life {
+    /// Cancelled when the stream is dropped.
+    ended: CancellationToken,
+    /// Requests that were handed to the connection. They follow one another.
+    handed: Arc<AtomicU64>,
+    /// Requests of which something was written.
+    begun: Arc<AtomicU64>,
+}
+
+impl Life {
+    /// A request was handed to the connection: ends when the connection ends without having begun to write it.
+    pub(super) async fn lost(&self) {
+        let handed = self.handed.fetch_add(1, Ordering::AcqRel) + 1;
+        self.ended.cancelled().await;
+        if self.begun.load(Ordering::Acquire) >= handed {
+            // hyper tells how it went.
+            std::future::pending::<()>().await;
         }
-        current = error.source();
     }
-    false
 }
 
 /// Opens [`EngineStream`]s.
@@ -72,11 +91,14 @@ enum Sent {
 pub(super) struct EngineStream {
     stream: Dialled,
     sent: Sent,
+    _ended: DropGuard,
+    life: Life,
 }
 
 impl EngineStream {
     fn new(stream: Dialled) -> EngineStream {
-        EngineStream { stream, sent: Sent::Nothing }
+        let life = Life::default();
+        EngineStream { stream, sent: Sent::Nothing, _ended: life.ended.clone().drop_guard(), life }
     }
 
     /// Asks the kernel and not tokio, which only knows what the last look at epoll has told it. Between requests an
@@ -102,6 +124,9 @@ impl EngineStream {
         }
         match write(Pin::new(&mut self.stream), context) {
             Poll::Ready(Ok(length)) => {
+                if self.sent != Sent::Part {
+                    self.life.begun.fetch_add(1, Ordering::AcqRel);
+                }
                 self.sent = Sent::Part;
                 Poll::Ready(Ok(length))
             }
@@ -116,7 +141,7 @@ impl EngineStream {
 
 impl Connection for EngineStream {
     fn connected(&self) -> Connected {
-        self.stream.connected()
+        self.stream.connected().extra(self.life.clone())
     }
 }
 
@@ -159,6 +184,3 @@ impl Write for EngineStream {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
-
-#[cfg(test)]
-mod tests;
