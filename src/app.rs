@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -104,7 +105,8 @@ impl Gateway {
     pub async fn start(options: Options, knobs: Knobs, report: Report, tracing: Option<&Tracing>) -> Result<Gateway> {
         let clock = Clock::system();
         let knobs = Arc::new(knobs);
-        let metrics = Arc::new(Metrics::new(&knobs.gateway_pod).with_ttft_threshold(knobs.ttft_threshold));
+        let metrics = Metrics::labelled(&knobs.gateway_pod, knobs.scrape.labels);
+        let metrics = Arc::new(metrics.with_ttft_threshold(knobs.ttft_threshold));
         metrics.set_config_errors(report.config_errors);
         metrics.set_limits(knobs.limits.max_streams, knobs.limits.max_buffered_bytes);
         let fleet = Arc::new(Fleet::default());
@@ -216,6 +218,7 @@ impl Gateway {
             max_metric_age: knobs.scrape.max_age,
             plane: Arc::clone(&world.plane),
             cluster: cluster.clone(),
+            exposing: Arc::new(Semaphore::new(1)),
             before_metrics: Arc::new(move |metrics| {
                 if let Some(cluster) = &cluster {
                     metrics.set_kubernetes(&cluster.gauges());
@@ -409,6 +412,10 @@ impl ScrapeObserver for CountScrapes {
 
     fn missing(&self, engine: Engine, metric: &'static str) {
         self.0.engine_metric_missing(engine.name(), metric);
+    }
+
+    fn not_kept(&self) {
+        self.0.engine_page_dropped();
     }
 }
 

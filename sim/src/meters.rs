@@ -93,6 +93,8 @@ pub(crate) struct Counts {
     pub transfer: Histogram,
     pub prompt_length: Histogram,
     pub output_length: Histogram,
+    /// Tokens per step; here each sequence steps by itself.
+    pub step_tokens: Histogram,
 }
 
 impl Default for Counts {
@@ -130,6 +132,7 @@ impl Default for Counts {
             transfer: Histogram::new(FIRST_TOKEN),
             prompt_length: Histogram::new(TOKENS),
             output_length: Histogram::new(TOKENS),
+            step_tokens: Histogram::new(TOKENS),
         }
     }
 }

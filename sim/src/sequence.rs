@@ -174,9 +174,15 @@ async fn live(core: &Arc<Core>, job: &Job, tokens: Option<&mpsc::Sender<Emitted>
         let now = ambient::now();
         if place == 0 {
             first_at = now;
-            core.meters.count(|counts| counts.first_token.time(now - arrived));
+            core.meters.count(|counts| {
+                counts.first_token.time(now - arrived);
+                counts.step_tokens.tokens(if matches!(job.source, Source::Local) { job.prompt.tokens } else { 1 });
+            });
         } else {
-            core.meters.count(|counts| counts.token_gap.time(now - last_at));
+            core.meters.count(|counts| {
+                counts.token_gap.time(now - last_at);
+                counts.step_tokens.tokens(1);
+            });
         }
         last_at = now;
         core.meters.count(|counts| counts.generated_tokens += 1);

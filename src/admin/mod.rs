@@ -6,6 +6,7 @@
 mod accept;
 mod debug;
 mod decisions;
+mod engines;
 mod page;
 mod ready;
 mod state;
@@ -27,6 +28,7 @@ use axum::routing::get;
 use axum::{Json, Router, middleware};
 use bytes::Bytes;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 pub use ready::Readiness;
 
@@ -75,6 +77,8 @@ pub struct AdminState {
     pub cluster: Option<Arc<Cluster>>,
     /// Called before each exposition.
     pub before_metrics: BeforeMetrics,
+    /// One exposition at a time: a second look waits for the first.
+    pub exposing: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for AdminState {
@@ -103,19 +107,39 @@ pub fn router(state: AdminState) -> Router {
         .with_state(state)
 }
 
-async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> impl IntoResponse {
+/// With hundreds of pods a page takes milliseconds, which no thread that serves requests has to spare.
+async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> Response {
+    let Ok(turn) = Arc::clone(&state.exposing).acquire_owned().await else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    let format = accept::wanted(&headers);
+    let written = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        expose(&state, format)
+    });
+    match written.await {
+        Ok(page) => ([(CONTENT_TYPE, format.content_type()), (VARY, "accept")], page).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "the exposition failed");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+fn expose(state: &AdminState, format: accept::Format) -> String {
     (state.before_metrics)(&state.metrics);
     state::gauge(&state.plane.status(state.clock.now()), &state.metrics);
     state.metrics.set_config_errors(state.report.config_errors + (state.problems)().len());
     let snapshot = state.fleet.load();
     state.metrics.set_ready(ready::wants_traffic(&state.readiness, &snapshot));
-    let gauges = gauges(&snapshot, state.clock);
-    let format = accept::wanted(&headers);
-    let page = match format {
+    let mut gauges = gauges(&snapshot, state.clock);
+    if state.metrics.labels().per_pod() {
+        gauges.engines = engines::gauges(&snapshot, state.clock.now(), state.max_metric_age);
+    }
+    match format {
         accept::Format::Text => state.metrics.render(&gauges, state.clock.now()),
         accept::Format::OpenMetrics => state.metrics.render_openmetrics(&gauges, state.clock.now()),
-    };
-    ([(CONTENT_TYPE, format.content_type()), (VARY, "accept")], page)
+    }
 }
 
 /// The fleet as the metrics show it.
@@ -143,6 +167,7 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
     FleetGauges {
         snapshot_version: snapshot.version,
         pods: pods.collect(),
+        engines: Vec::new(),
         rolesets: models
             .clone()
             .flat_map(|model| {
@@ -155,6 +180,15 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
                 name: Arc::clone(&model.name),
                 // A pod counts once, however many data-parallel ranks it has.
                 replicas: model.routable.iter().filter(|pod| pod.spec.rank == 0).count(),
+                routable: match model.is_alias() {
+                    true => Vec::new(),
+                    false => model
+                        .routable
+                        .iter()
+                        .filter(|pod| pod.spec.rank == 0)
+                        .map(|pod| pod.spec.metric_labels())
+                        .collect(),
+                },
                 rolesets_incomplete: model.partial.len(),
                 config_disagreements: model.config_disagreements,
                 // Of an alias they are counted with the model whose pods they are.

@@ -88,6 +88,7 @@ fn state() -> AdminState {
         max_metric_age: Duration::from_secs(3),
         cluster: None,
         before_metrics: Arc::new(|_| ()),
+        exposing: Arc::new(Semaphore::new(1)),
     }
 }
 
@@ -199,6 +200,7 @@ async fn metrics_reflect_the_cells_of_the_moment() {
         "tandem_pod_decode_running{namespace=\"ns\",pod_name=\"d\"} 1",
         "tandem_pod_decode_pending{namespace=\"ns\",pod_name=\"d\"} 1",
         "model_replicas{model=\"llama\"} 2",
+        "tandem_routable_pods{model=\"llama\"} 2",
         "tandem_config_disagreements{model=\"llama\"} 2",
         "tandem_ejected{model=\"llama\",scope=\"pod\"} 1",
         "tandem_ejected{model=\"llama\",scope=\"pair\"} 1",
@@ -310,6 +312,7 @@ async fn decisions_are_shown_with_their_numbers() {
         fast_paths: FastPaths::default(),
         band: Some(BandUse { roleset: "rs-0".into(), applied: true }),
         prefix_match_pct: Some(40),
+        best_match_pct: Some(40),
         candidates: (1, 1),
         scores: Scores { total: Some(0.75), ..Scores::default() },
         missing: crate::routing::MissingSignals::default(),
@@ -427,8 +430,9 @@ async fn a_pod_is_shown_once_however_many_models_it_serves() {
     assert_eq!(count("tandem_pod_decode_running{"), 2, "{page}");
     assert_eq!(count("tandem_ejected{"), 2, "pods and pairs of one model");
     for (model, replicas) in [("m", 2), ("l", 1), ("k", 2), ("none", 0)] {
-        let line =
-            page.lines().find(|line| line.starts_with("model_replicas{") && line.contains(&format!("\"{model}\"")));
+        let line = page
+            .lines()
+            .find(|line| line.starts_with("tandem_routable_pods{") && line.contains(&format!("\"{model}\"")));
         assert!(line.is_some_and(|line| line.ends_with(&format!(" {replicas}"))), "{model}: {line:?}");
     }
     let (_, fleet) = get_json(&state, "/debug/fleet").await;

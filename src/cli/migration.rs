@@ -159,18 +159,22 @@ fn file(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Labels of each metric of `docs/metrics.md`, which is generated from the program.
+/// Labels of each metric of `docs/metrics.md`, which is generated from the program; those of engines have theirs together.
 fn exported() -> Vec<(String, BTreeSet<String>)> {
     let field = |text: &str| text.trim().trim_matches('`').to_owned();
-    file("docs/metrics.md")
-        .lines()
-        .filter(|line| line.starts_with("| `"))
-        .map(|line| {
-            let fields: Vec<&str> = line.split(" | ").collect();
-            let labels = fields[2].split(',').map(field).filter(|label| !label.is_empty()).collect();
-            (field(fields[0].trim_start_matches("| ")), labels)
-        })
-        .collect()
+    let labels = |text: &str| text.split(',').map(field).filter(|label| !label.is_empty()).collect();
+    let page = file("docs/metrics.md");
+    let own = page.lines().filter(|line| line.starts_with("| `")).map(|line| {
+        let fields: Vec<&str> = line.split(" | ").collect();
+        (field(fields[0].trim_start_matches("| ")), labels(fields[2]))
+    });
+    let (_, engines) = page.split_once("## Metrics of engines").expect("a section");
+    let (engines, _) = engines.split_once("\n## ").expect("another one after it");
+    let (_, theirs) = engines.split_once("with the labels ").expect("the labels");
+    let theirs: BTreeSet<String> = labels(theirs.split_once('.').expect("a sentence").0);
+    let names = engines.lines().filter(|line| line.starts_with("| ") || line.starts_with("- "));
+    let passed_on = names.filter_map(|line| Some((line.split('`').nth(1)?.to_owned(), theirs.clone())));
+    own.chain(passed_on).collect()
 }
 
 #[test]

@@ -183,6 +183,9 @@ impl Driver {
             spans.before(&event, exchange.record());
             // What the machine logs carries the request's id and joins its trace.
             spans.in_scope(|| exchange.on(self.clock.now(), event, &mut effects));
+            if let Some(routing) = exchange.take_prefix_routing() {
+                self.world.metrics.prefix_routed(&routing, self.clock.now());
+            }
             if let (Some(carried), Some(model)) = (spans.after(&exchange), &exchange.record().model) {
                 self.world.plane.carries(model, carried);
             }

@@ -34,7 +34,7 @@ use crate::load::Pairs;
 use crate::request::{Coding, Endpoint, ParsedBody};
 use crate::routing::{Charges, PromptLength};
 use crate::state::limits::Places;
-use crate::telemetry::{InFlight, Limit, Outcome, PrefillLeg, RequestRecord, Timings};
+use crate::telemetry::{InFlight, Limit, Outcome, PrefillLeg, PrefixRouting, RequestRecord, Timings};
 use claiming::{Claiming, Claims};
 use ending::Faults;
 use watchdog::Watchdog;
@@ -186,6 +186,10 @@ pub struct Exchange {
     unclaimed: bool,
     /// The answer has brought content: its pod had the KV blocks.
     content: bool,
+    /// When the work on the prompt began, for a selection.
+    prepared_from: Tick,
+    /// A selection by prefixes that has not been counted.
+    prefix_routing: Option<PrefixRouting>,
     /// Summary of the decision, for a client that asked and may.
     explanation: Option<String>,
     record: RequestRecord,
@@ -242,6 +246,8 @@ impl Exchange {
             pairs: None,
             unclaimed: false,
             content: false,
+            prepared_from: now,
+            prefix_routing: None,
             explanation: None,
             record: RequestRecord {
                 timings: Timings { received: now, ..Timings::default() },

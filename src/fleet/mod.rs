@@ -22,7 +22,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use bytes::Bytes;
 
 pub use absent::{Absent, MAX_ABSENT};
 pub use aliases::{AdapterSpec, Home};
@@ -276,6 +277,8 @@ pub struct PodState {
     pub signals: ArcSwap<Signals>,
     /// A hand-off of this prefill pod could not be used, and the log says so.
     pub handoff_lost: AtomicBool,
+    /// The page that they, or those of a moment before, were read from; kept where it is passed on.
+    pub page: ArcSwapOption<Bytes>,
     /// Metric labels of the pod as it was first seen. They stay for the life of the incarnation, so that a gauge goes
     /// down in the series in which it went up; [`PodSpec::metric_labels`] has the present ones.
     pub labels: Arc<PodLabels>,
@@ -298,6 +301,7 @@ impl PodState {
             health: Arc::default(),
             signals: ArcSwap::from_pointee(Signals::unknown()),
             handoff_lost: AtomicBool::new(false),
+            page: ArcSwapOption::empty(),
             labels,
         }
     }

@@ -13,6 +13,7 @@ mod env;
 mod inert;
 mod kubernetes;
 mod limits;
+mod metric_labels;
 mod models;
 mod otel;
 mod parse;
@@ -36,6 +37,7 @@ pub use docs::configuration_markdown;
 pub use engine_auth::EngineAuth;
 pub use env::{Environment, Origin, ProcessEnvironment, Refusal, Report, Setting};
 pub use kubernetes::KubernetesKnobs;
+pub use metric_labels::MetricLabels;
 pub use models::ModelKnobs;
 pub use otel::{OtelKnobs, OtlpProtocol, OtlpTls, TraceSampler};
 pub use parse::MAX_TOKENS;
@@ -345,6 +347,8 @@ pub struct ScrapeKnobs {
     pub max_age: Duration,
     /// `TANDEM_MAX_SCRAPE_BYTES` (8 MiB): a longer metrics page is dropped.
     pub max_bytes: usize,
+    /// `TANDEM_METRIC_LABELS` (`aibrix`): what of all this `/metrics` passes on, and by which labels.
+    pub labels: MetricLabels,
 }
 
 /// The prefix index.

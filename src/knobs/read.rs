@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::env::{Environment, Origin, Refusal, Report, Setting};
 use super::parse::{self, Expected};
 use super::{
-    Addressing, Drain, Ejection, Knobs, KvConnector, LogFormat, LogKnobs, PdKnobs, PrefixKnobs, ScrapeKnobs, Secret,
-    Tokenizer, api, carried, decode, engine_auth, inert, kubernetes, limits, models, otel, parse_strategy, plane,
-    settings, tls,
+    Addressing, Drain, Ejection, Knobs, KvConnector, LogFormat, LogKnobs, MetricLabels, PdKnobs, PrefixKnobs,
+    ScrapeKnobs, Secret, Tokenizer, api, carried, decode, engine_auth, inert, kubernetes, limits, models, otel,
+    parse_strategy, plane, settings, tls,
 };
 
 /// How much of a bad value a warning repeats.
@@ -454,6 +454,7 @@ fn read_scrape(reader: &mut Reader<'_>) -> ScrapeKnobs {
         timeout: time(reader, "TANDEM_SCRAPE_TIMEOUT_MS", 1000),
         max_age: time(reader, "TANDEM_METRIC_MAX_AGE_MS", 3000),
         max_bytes: reader.value("TANDEM_MAX_SCRAPE_BYTES", 8 << 20, parse::positive_size, usize::to_string),
+        labels: reader.choice("TANDEM_METRIC_LABELS", MetricLabels::default(), &MetricLabels::CHOICES),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod api;
 mod engine_auth;
+mod engines;
 mod kubernetes;
 mod models;
 mod otel;
@@ -434,21 +435,7 @@ pub(super) const GROUPS: &[Group] = &[
             ),
         ],
     },
-    Group {
-        title: "Engine metrics",
-        settings: &[
-            one(
-                "AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS",
-                "50",
-                "milliseconds",
-                "",
-                "Pause between two scrapes of one pod.",
-            ),
-            one("TANDEM_SCRAPE_TIMEOUT_MS", "1000", "milliseconds", "", "Bound on one scrape."),
-            one("TANDEM_METRIC_MAX_AGE_MS", "3000", "milliseconds", "", "Older values count as unknown."),
-            one("TANDEM_MAX_SCRAPE_BYTES", "8388608", "bytes", "", "A longer metrics page is dropped."),
-        ],
-    },
+    engines::METRICS,
     prefix::PREFIX,
     api::API,
     kubernetes::KUBERNETES,

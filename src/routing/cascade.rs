@@ -41,6 +41,7 @@ pub(super) fn decide(
         fast_paths,
         band: None,
         prefix_match_pct: None,
+        best_match_pct: None,
         candidates: (0, candidates),
         scores,
         missing: MissingSignals::default(),
@@ -53,6 +54,7 @@ pub(super) fn decide(
             let request = plain::Request { affinity: request.affinity, matches, knobs };
             plain::pick(pods, strategy, request, context, &mut rng).map(|pick| Decision {
                 prefix_match_pct: matches.raw(pick.index),
+                best_match_pct: matches.best(),
                 missing: pick.missing,
                 explanation: pick.explanation,
                 ..single(pick.pod, SingleReason::Strategy, pods.len(), pick.scores, FastPaths::default())
@@ -240,6 +242,7 @@ fn pick_pair(
         fast_paths,
         band,
         prefix_match_pct: matches.raw(winner.prefill),
+        best_match_pct: matches.best(),
         candidates: (prefills.len(), decodes.len()),
         tokens: TokenCost {
             prefill: prefill::charge(request, matches.counted(winner.prefill, knobs), knobs),

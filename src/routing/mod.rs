@@ -230,6 +230,8 @@ pub struct Decision {
     pub band: Option<BandUse>,
     /// Prefix match of the chosen prefill pod, percent, when a policy looked.
     pub prefix_match_pct: Option<u8>,
+    /// That of the candidate that holds most of the prompt.
+    pub best_match_pct: Option<u8>,
     /// Pods that were candidates for the (prefill, decode) side after bucketing, before any fast path. A single pod
     /// counts on the decode side.
     pub candidates: (usize, usize),

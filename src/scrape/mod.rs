@@ -7,6 +7,7 @@
 //! core, at the default of 50 ms twice that, plus what the transport takes. `AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS`
 //! is the knob. A failing pod is asked less and less often, down to once in 5 s.
 
+mod export;
 mod http;
 mod names;
 mod parse;
@@ -16,6 +17,7 @@ mod series;
 #[cfg(test)]
 mod tests;
 
+pub use export::export_page;
 pub use http::{FetchError, HttpPages, PageSource};
 pub use parse::{Page, parse_page};
 pub use rates::{DrainRate, Throughput};

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -22,6 +23,11 @@ use crate::telemetry::PodLabels;
 /// The pause between scrapes of a failing pod grows up to this.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
+/// A page that is passed on is kept no more often than this: copying it costs more than reading it.
+const KEEP_EVERY: Duration = Duration::from_secs(1);
+/// A longer page is not passed on. (Those of vLLM and SGLang have 30 to 100 kB.)
+const MAX_KEPT: usize = 1 << 20;
+
 /// Told what goes wrong; counts it.
 pub trait ScrapeObserver: Send + Sync + 'static {
     /// A scrape of this pod failed.
@@ -29,6 +35,8 @@ pub trait ScrapeObserver: Send + Sync + 'static {
     /// A page lacked a metric which this engine always had. Told once for each page, under the name of the
     /// reference's section 6.2, so that a counter keeps rising for as long as routing is blind.
     fn missing(&self, engine: Engine, metric: &'static str);
+    /// A page was too long to be passed on.
+    fn not_kept(&self);
 }
 
 /// What the scraping tasks share.
@@ -143,12 +151,13 @@ struct PodTask<'a, S, O> {
     rng: Rng,
     derived: Derived,
     failures: u32,
+    kept: Option<Tick>,
 }
 
 impl<'a, S: PageSource, O: ScrapeObserver> PodTask<'a, S, O> {
     fn new(scraper: &'a Scraper<S, O>, target: Target, state: Arc<PodState>) -> Self {
         let rng = Rng::new(scraper.seed ^ u64::from(state.slot).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        PodTask { scraper, target, state, rng, derived: Derived::default(), failures: 0 }
+        PodTask { scraper, target, state, rng, derived: Derived::default(), failures: 0, kept: None }
     }
 
     /// Scrapes for ever; one at a time, so that a slow answer skips turns instead of queueing them.
@@ -192,6 +201,7 @@ impl<'a, S: PageSource, O: ScrapeObserver> PodTask<'a, S, O> {
                 let now = self.scraper.clock.now();
                 let signals = self.derived.signals(&page, now, self.target.role, own, load.completed);
                 self.state.signals.store(Arc::new(signals));
+                self.keep(&bytes, now);
                 if self.failures > 0 {
                     tracing::info!(pod = %self.state.labels.pod, "metrics are back");
                 }
@@ -205,6 +215,23 @@ impl<'a, S: PageSource, O: ScrapeObserver> PodTask<'a, S, O> {
                 }
                 self.failures = self.failures.saturating_add(1);
             }
+        }
+    }
+}
+
+impl<S, O: ScrapeObserver> PodTask<'_, S, O> {
+    /// Keeps the page where it is passed on. It is copied, for what the client hands out may hold a larger buffer.
+    fn keep(&mut self, page: &Bytes, now: Tick) {
+        let wanted = self.scraper.knobs.labels.per_pod();
+        if !wanted || self.kept.is_some_and(|at| now.since(at) < KEEP_EVERY) {
+            return;
+        }
+        self.kept = Some(now);
+        if page.len() <= MAX_KEPT {
+            self.state.page.store(Some(Arc::new(Bytes::copy_from_slice(page))));
+        } else {
+            self.scraper.observer.not_kept();
+            self.state.page.store(None);
         }
     }
 }

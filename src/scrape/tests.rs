@@ -1,5 +1,6 @@
 //! Tests of pages, rates and the scraping tasks.
 
+mod export;
 mod http;
 mod parse;
 mod rates;

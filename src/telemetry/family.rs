@@ -2,19 +2,17 @@
 //!
 //! Not `prometheus::IntCounterVec`, for two reasons: that one finds a series by a 64-bit hash of the label values
 //! written one after the other, so that `("a", "bc")` and `("ab", "c")` are one series, and it takes a lock. Here a
-//! lookup hashes the values once and takes no lock. Everything else (registry, process metrics, text exposition) is the
-//! prometheus crate's.
+//! lookup hashes the values once and takes no lock. Nor its exposition, which makes two small strings of each label of each
+//! series: with counters per pod, hundreds of thousands.
 
-use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use papaya::Equivalent;
-use prometheus::core::{Collector, Desc};
-use prometheus::proto;
 
 use super::names::{Definition, GATEWAY_POD, Kind};
+use super::page::{Page, label};
 
 /// Series of one metric; samples of further ones are counted and not kept. Labels are bounded by the fleet, so that
 /// only a defect, or a fleet beyond all plans, comes here.
@@ -90,6 +88,7 @@ impl Equivalent<Values> for Borrowed<'_> {
 #[derive(Debug)]
 pub(super) struct Family {
     definition: &'static Definition,
+    labels: &'static [&'static str],
     gateway_pod: Arc<str>,
     series: papaya::HashMap<Values, Cell, foldhash::fast::RandomState>,
     /// Takes what is not kept.
@@ -98,10 +97,16 @@ pub(super) struct Family {
 }
 
 impl Family {
-    /// An empty family. `rejected` counts samples beyond [`MAX_SERIES`].
-    pub(super) fn new(definition: &'static Definition, gateway_pod: &Arc<str>, rejected: &Cell) -> Family {
+    /// An empty family with these labels. `rejected` counts samples beyond [`MAX_SERIES`].
+    pub(super) fn new(
+        definition: &'static Definition,
+        labels: &'static [&'static str],
+        gateway_pod: &Arc<str>,
+        rejected: &Cell,
+    ) -> Family {
         Family {
             definition,
+            labels,
             gateway_pod: Arc::clone(gateway_pod),
             series: papaya::HashMap::with_hasher(foldhash::fast::RandomState::default()),
             nowhere: Cell::default(),
@@ -127,7 +132,7 @@ impl Family {
 
     /// True when the metric has that label.
     pub(super) fn has_label(&self, name: &str) -> bool {
-        self.definition.labels.contains(&name)
+        self.labels.contains(&name)
     }
 
     /// Drops the series whose values of the two labels are not wanted any more. A metric without them keeps all.
@@ -153,70 +158,35 @@ impl Family {
     }
 
     fn variable_labels(&self) -> impl Iterator<Item = &'static str> {
-        self.definition.labels.iter().copied().filter(|label| *label != GATEWAY_POD)
+        self.labels.iter().copied().filter(|label| *label != GATEWAY_POD)
     }
 
-    fn sample(&self, values: &Values, cell: &Cell) -> proto::Metric {
-        let mut values = values.0.iter();
-        let mut pairs: Vec<proto::LabelPair> = self
-            .definition
-            .labels
-            .iter()
-            .map(|label| {
-                let value = if *label == GATEWAY_POD { Some(&*self.gateway_pod) } else { values.next().map(|v| &**v) };
-                let mut pair = proto::LabelPair::default();
-                pair.set_name((*label).to_owned());
-                pair.set_value(value.unwrap_or_default().to_owned());
-                pair
-            })
-            .collect();
-        pairs.sort_by(|one, other| one.name().cmp(other.name()));
-        let mut metric = proto::Metric::from_label(pairs);
-        let value = cell.read(self.definition.kind);
-        if self.definition.kind == Kind::Counter {
-            let mut counter = proto::Counter::default();
-            counter.set_value(value);
-            metric.set_counter(counter);
-        } else {
-            let mut gauge = proto::Gauge::default();
-            gauge.set_value(value);
-            metric.set_gauge(gauge);
+    /// Writes the family, unless it has no series.
+    pub(super) fn write(&self, page: &mut Page) {
+        let series = self.series.pin();
+        if series.is_empty() {
+            return;
         }
-        metric
-    }
-}
-
-/// A family in the registry.
-pub(super) struct Registered {
-    family: Arc<Family>,
-    description: Desc,
-}
-
-impl Registered {
-    /// Describes a family to a registry; fails only on a name that Prometheus does not allow.
-    pub(super) fn new(family: &Arc<Family>) -> Result<Registered, prometheus::Error> {
-        let definition = family.definition;
-        let labels = definition.labels.iter().map(|label| (*label).to_owned()).collect();
-        let description = Desc::new(definition.name.to_owned(), definition.help.to_owned(), labels, HashMap::new())?;
-        Ok(Registered { family: Arc::clone(family), description })
-    }
-}
-
-impl Collector for Registered {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.description]
-    }
-
-    fn collect(&self) -> Vec<proto::MetricFamily> {
-        let mut family = proto::MetricFamily::default();
-        family.set_name(self.family.definition.name.to_owned());
-        family.set_help(self.family.definition.help.to_owned());
-        family.set_field_type(match self.family.definition.kind {
-            Kind::Counter => proto::MetricType::COUNTER,
-            Kind::Gauge | Kind::Decimal => proto::MetricType::GAUGE,
-        });
-        let series = self.family.series.pin();
-        family.set_metric(series.iter().map(|(values, cell)| self.family.sample(values, cell)).collect());
-        vec![family]
+        let kind = match self.definition.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge | Kind::Decimal => "gauge",
+        };
+        page.family(self.definition.name, kind, self.definition.help);
+        // In the order of their names; the value's place among those that callers give, or `None` for the replica's.
+        let mut named: Vec<(&str, Option<usize>)> =
+            self.variable_labels().enumerate().map(|(place, name)| (name, Some(place))).collect();
+        if self.has_label(GATEWAY_POD) {
+            named.push((GATEWAY_POD, None));
+        }
+        named.sort_unstable();
+        let mut labels = String::with_capacity(256);
+        for (values, cell) in &series {
+            labels.clear();
+            for (name, place) in &named {
+                let value = place.map_or(Some(&*self.gateway_pod), |place| values.0.get(place).map(|value| &**value));
+                label(&mut labels, name, value.unwrap_or_default());
+            }
+            page.sample(self.definition.name, "", &labels, cell.read(self.definition.kind));
+        }
     }
 }

@@ -145,7 +145,9 @@ impl Inner {
             pair.set_value(value.to_owned());
             pair
         };
-        let mut metric = proto::Metric::from_label(vec![pair(GATEWAY_POD, &self.gateway_pod), pair(MODEL, model)]);
+        let constant = self.definition.constant.iter().map(|(name, value)| pair(name, value));
+        let labels = [pair(GATEWAY_POD, &self.gateway_pod), pair(MODEL, model)].into_iter().chain(constant).collect();
+        let mut metric = proto::Metric::from_label(labels);
         let mut histogram = proto::Histogram::default();
         // The sum first: a sum that lacks an observation which is counted is harmless, the other way round it is not.
         histogram.set_sample_sum(Duration::from_nanos(series.nanos.load(Ordering::Relaxed)).as_secs_f64());

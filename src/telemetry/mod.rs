@@ -2,6 +2,7 @@
 
 mod buckets;
 mod durations;
+mod engines;
 mod family;
 mod histogram;
 mod labels;
@@ -9,9 +10,12 @@ mod legs;
 mod metrics;
 mod names;
 mod openmetrics;
+mod page;
+mod prefix;
 mod record;
 mod trace;
 
+pub use engines::{Distribution, EngineGauge, EngineValues, SLEEP_STATES};
 pub use histogram::SampledTrace;
 pub use labels::PodLabels;
 pub use legs::{AbortResult, AbortTrigger, RetryReason, WatchdogPhase};
@@ -20,6 +24,8 @@ pub use metrics::{
     PodGauge, PrefillFailureClass, PrefillLeg, PrefillOutcome, PrefillStage, PrefixIndexStats, SyncOutcome, TokenGauge,
     metrics_markdown,
 };
+pub use names::{EngineHistogram, EngineMetric, Join};
+pub use prefix::{PrefixRouting, PrefixSelection};
 pub use record::{DecisionEssentials, Outcome, RequestRecord, Timings};
 pub use trace::{
     Branch, Carried, LeftCharges, LegSpan, LoggingError, RequestTrace, SyncFacts, SyncSpan, SyncTracer, TraceParent,

@@ -1,7 +1,11 @@
 //! Every metric that this process exports: name, kind, labels, meaning. The only place that spells metric names.
 //!
 //! Names without the prefix `tandem_` are those of the reference gateway (its section 9), so that its dashboards and
-//! alerts go on working.
+//! alerts go on working. Metrics of engines that are passed on have their names in [`engines`].
+
+mod engines;
+
+pub use engines::{EngineHistogram, EngineMetric, Join};
 
 /// What a metric's value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +26,7 @@ pub(super) struct Definition {
     /// Its kind.
     pub(super) kind: Kind,
     /// Its label names. [`GATEWAY_POD`] is filled in by the metrics themselves, the others by the caller in this order.
+    /// Where [`Metric::per_pod`] has more, these are the ones of [`crate::knobs::MetricLabels::Lean`].
     pub(super) labels: &'static [&'static str],
     /// What it means.
     pub(super) help: &'static str,
@@ -33,6 +38,13 @@ pub(super) const GATEWAY_POD: &str = "gateway_pod";
 /// The pod label set of the reference gateway.
 const POD: &[&str] =
     &[GATEWAY_POD, "namespace", "pod", "model", "engine_type", "roleset", "role", "role_replica_index"];
+/// The same and one more, of counters that the reference keeps per pod.
+const POD_BUCKET: &[&str] =
+    &[GATEWAY_POD, "namespace", "pod", "model", "engine_type", "roleset", "role", "role_replica_index", "bucket"];
+const POD_USAGE: &[&str] =
+    &[GATEWAY_POD, "namespace", "pod", "model", "engine_type", "roleset", "role", "role_replica_index", "has_usage"];
+const POD_MODEL: &[&str] =
+    &[GATEWAY_POD, "namespace", "pod", "model", "engine_type", "roleset", "role", "role_replica_index", "model_name"];
 const REPLICA: &[&str] = &[GATEWAY_POD];
 const MODEL: &[&str] = &[GATEWAY_POD, "model"];
 const MODEL_BUCKET: &[&str] = &[GATEWAY_POD, "model", "bucket"];
@@ -46,6 +58,8 @@ pub(super) struct HistogramDefinition {
     pub(super) name: &'static str,
     /// Its label names: the replica's, and for those of requests the model's.
     pub(super) labels: &'static [&'static str],
+    /// Labels whose value never changes.
+    pub(super) constant: &'static [(&'static str, &'static str)],
     /// What it means.
     pub(super) help: &'static str,
     /// Upper borders of the buckets; a bucket holds its border.
@@ -54,21 +68,35 @@ pub(super) struct HistogramDefinition {
 
 /// Every distribution, in the order of `docs/metrics.md`.
 pub(super) fn histograms() -> impl Iterator<Item = &'static HistogramDefinition> {
-    REQUEST_HISTOGRAMS.into_iter().chain([&SYNC_SECONDS, &VIEW_AGE_SECONDS])
+    REQUEST_HISTOGRAMS.into_iter().chain([&PREFIX_ROUTING_SECONDS, &SYNC_SECONDS, &VIEW_AGE_SECONDS])
 }
 
 /// How long a sync takes.
 pub(super) const SYNC_SECONDS: HistogramDefinition = HistogramDefinition {
     name: "tandem_state_plane_sync_seconds",
     labels: REPLICA,
+    constant: &[],
     help: "Time from a publication to its answer, failed ones included.",
     buckets: &[0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0],
+};
+
+/// How long a selection by prefixes takes. Borders are those of the reference: from 10 µs on, each twice the one before.
+pub(super) const PREFIX_ROUTING_SECONDS: HistogramDefinition = HistogramDefinition {
+    name: "aibrix_prefix_cache_routing_latency_seconds",
+    labels: &[GATEWAY_POD, "model", "using_kv_sync"],
+    constant: &[("using_kv_sync", "false")],
+    help: "Selections that went by prefixes: from the request at hand, its limits checked, to the choice; work on the prompt included.",
+    buckets: &[
+        0.000_01, 0.000_02, 0.000_04, 0.000_08, 0.000_16, 0.000_32, 0.000_64, 0.001_28, 0.002_56, 0.005_12, 0.010_24,
+        0.020_48, 0.040_96, 0.081_92, 0.163_84,
+    ],
 };
 
 /// How old the view of the others is when it is used.
 pub(super) const VIEW_AGE_SECONDS: HistogramDefinition = HistogramDefinition {
     name: "tandem_state_plane_view_age_seconds",
     labels: REPLICA,
+    constant: &[],
     help: "Age of the view of the other replicas' work at each selection.",
     buckets: &[0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0],
 };
@@ -81,7 +109,7 @@ macro_rules! request_histograms {
 
         /// Those of successful requests, in the order of [`Part`]. Their buckets carry exemplars.
         pub(super) const REQUEST_HISTOGRAMS: [&HistogramDefinition; [$(Part::$id),*].len()] = [
-            $(&HistogramDefinition { name: $name, labels: MODEL, help: $help, buckets: &$buckets },)*
+            $(&HistogramDefinition { name: $name, labels: MODEL, constant: &[], help: $help, buckets: &$buckets },)*
         ];
     };
 }
@@ -111,6 +139,30 @@ request_histograms! {
 }
 
 impl Metric {
+    /// The labels of the reference, where they tell more apart than ours need to.
+    pub(super) fn per_pod(self) -> Option<&'static [&'static str]> {
+        match self {
+            Metric::PromptTokenBucket
+            | Metric::CompletionTokenBucket
+            | Metric::RoutingTime
+            | Metric::PrefillTime
+            | Metric::KvTransferTime
+            | Metric::Ttft
+            | Metric::Tpot
+            | Metric::DecodeTime
+            | Metric::TotalTime => Some(POD_BUCKET),
+            Metric::InputTokens | Metric::OutputTokens => Some(POD),
+            Metric::RequestsWithUsage => Some(POD_USAGE),
+            Metric::ModelReplicas => Some(POD_MODEL),
+            _ => None,
+        }
+    }
+
+    /// Its labels: as the reference has them, or the lean ones.
+    pub(super) fn labels(self, per_pod: bool) -> &'static [&'static str] {
+        self.per_pod().filter(|_| per_pod).unwrap_or(self.definition().labels)
+    }
+
     /// Those of the state plane that have a series per model.
     pub(super) const PLANE_BY_MODEL: &'static [Metric] = &[
         Metric::PlaneStaleness,
@@ -216,7 +268,9 @@ metrics! {
     DecodeFailovers "tandem_decode_failovers_total" Counter &[],
         "Decode requests whose pod could not be reached and that another decode pod of the roleset took over.";
     ModelReplicas "model_replicas" Gauge &["model"],
-        "Routable pods per model.";
+        "1 for each routable pod, under its own model. (`lean`: the number of routable pods per model.)";
+    RoutablePods "tandem_routable_pods" Gauge &["model"],
+        "Routable pods per model, also under the names of its adapters.";
     UnservedRequests "tandem_unserved_requests" Gauge &["model"],
         "Requests of the last minute that were refused because the model is known and has no ready pod: what an autoscaler can wait for. 0 once a minute has passed without one.";
     ModelWakes "tandem_model_wakes_total" Counter &["result"],
@@ -239,6 +293,16 @@ metrics! {
         "Pods and pairs ejected, again after a failed probe included.";
     EjectionIgnored "tandem_ejection_ignored_total" Counter &[],
         "Selections that had nobody but ejected pods or pairs to choose from, and so paid no heed to ejections.";
+    PrefixDecisions "aibrix_prefix_cache_routing_decisions_total" Counter &[GATEWAY_POD, "model", "match_percent_bucket", "using_kv_sync"],
+        "Selections that went by prefixes, by how much of the prompt the chosen pod holds, percent: `0`, `1-25`, `26-50`, `51-75`, `76-100`. Those are of the strategy `prefix-cache`, alone or weighted, and of `pd` with a prefill policy that looks prefixes up. `using_kv_sync` is always `false`.";
+    PrefixSelections "aibrix_prefix_cache_routing_selection_total" Counter &[GATEWAY_POD, "model", "selection", "using_kv_sync"],
+        "The same by what made the choice: `prefix_match`, `prefix_match_skipped` (others hold more than the chosen pod, which holds nothing), `least_request_fallback` (nobody holds anything).";
+    PrefixErrors "aibrix_prefix_cache_routing_errors_total" Counter &[GATEWAY_POD, "model", "reason", "using_kv_sync"],
+        "Selections by prefixes that found no pod (`no_target_pod`).";
+    PrefixImbalance "aibrix_prefix_cache_load_imbalance_total" Counter &[GATEWAY_POD, "model", "using_kv_sync"],
+        "Selections by prefixes for which only the least busy pods competed, because loads were too far apart.";
+    PrefixIndexer "aibrix_prefix_cache_indexer_status" Gauge &[GATEWAY_POD, "model", "indexer_type"],
+        "1 for the index that is in use: `local`, never `sync`.";
     PrefixEntries "tandem_prefix_index_entries" Gauge &[],
         "Blocks in the prefix index.";
     PrefixBytes "tandem_prefix_index_bytes" Gauge &[],
@@ -276,6 +340,8 @@ metrics! {
         "Panics: defects, please report. One in a background task ends the process.";
     SpansDropped "tandem_spans_dropped_total" Counter &[],
         "Spans that found the export queue full, or whose export failed.";
+    EnginePagesDropped "tandem_engine_pages_dropped_total" Counter &[],
+        "Engine metrics pages that were not passed on because they are longer than 1 MiB.";
     SeriesRejected "tandem_metric_series_rejected_total" Counter &[],
         "Samples that were not kept because their metric has too many series.";
     BuildInfo "tandem_build_info" Gauge &["version"],

@@ -1,9 +1,8 @@
-//! The exposition in OpenMetrics 1.0, which the prometheus crate does not write: it alone can carry exemplars.
+//! What the prometheus crate keeps, in OpenMetrics 1.0, which it does not write: that alone can carry exemplars.
 //!
 //! Samples have the names that they have in the text format, so that no query depends on how a page was fetched. A
 //! counter whose name does not end in `_total`, which OpenMetrics does not allow, is therefore of the type `unknown`.
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -11,55 +10,41 @@ use std::time::SystemTime;
 use prometheus::proto::{LabelPair, Metric, MetricFamily, MetricType};
 
 use super::histogram::Exemplar;
+use super::page::{Page, escaped, number};
 
-/// The ending of a counter's samples, which its family does not have.
-const TOTAL: &str = "_total";
-
-/// Writes the page. `exemplars` knows those of a histogram's series by its family and labels, a bucket after the other.
+/// Writes families. `exemplars` knows those of a histogram's series by its family and labels, a bucket after the other.
 pub(super) fn encode(
+    page: &mut Page,
     families: &[MetricFamily],
     exemplars: impl Fn(&str, &[LabelPair]) -> Vec<Option<Arc<Exemplar>>>,
-) -> String {
-    let mut page = String::with_capacity(families.len() * 512);
+) {
     for family in families {
         let name = family.name();
         let kind = family.get_field_type();
-        let (title, kind_name) = match (kind, name.strip_suffix(TOTAL)) {
-            (MetricType::COUNTER, Some(title)) => (title, "counter"),
-            (MetricType::GAUGE, _) => (name, "gauge"),
-            (MetricType::HISTOGRAM, _) => (name, "histogram"),
-            (MetricType::SUMMARY, _) => (name, "summary"),
-            (MetricType::COUNTER | MetricType::UNTYPED, _) => (name, "unknown"),
+        let kind_name = match kind {
+            MetricType::COUNTER => "counter",
+            MetricType::GAUGE => "gauge",
+            MetricType::HISTOGRAM => "histogram",
+            MetricType::SUMMARY => "summary",
+            MetricType::UNTYPED => "unknown",
         };
-        // Writing to a string cannot fail.
-        let _ = writeln!(page, "# TYPE {title} {kind_name}");
-        if let Some(unit) = ["seconds", "bytes"].into_iter().find(|unit| ends_with_unit(title, unit)) {
-            let _ = writeln!(page, "# UNIT {title} {unit}");
-        }
-        if !family.help().is_empty() {
-            let _ = writeln!(page, "# HELP {title} {}", escaped(family.help()));
-        }
+        page.family(name, kind_name, family.help());
+        let page = &mut page.text;
         for metric in family.get_metric() {
             match kind {
-                MetricType::COUNTER => sample(&mut page, name, metric, None, metric.get_counter().get_value()),
-                MetricType::GAUGE => sample(&mut page, name, metric, None, metric.get_gauge().get_value()),
-                MetricType::HISTOGRAM => histogram(&mut page, name, metric, &exemplars(name, metric.get_label())),
-                MetricType::SUMMARY => summary(&mut page, name, metric),
+                MetricType::COUNTER => sample(page, name, metric, None, metric.get_counter().get_value()),
+                MetricType::GAUGE => sample(page, name, metric, None, metric.get_gauge().get_value()),
+                MetricType::HISTOGRAM => histogram(page, name, metric, &exemplars(name, metric.get_label())),
+                MetricType::SUMMARY => summary(page, name, metric),
                 MetricType::UNTYPED => {}
             }
         }
     }
-    page.push_str("# EOF\n");
-    page
-}
-
-fn ends_with_unit(title: &str, unit: &str) -> bool {
-    title.strip_suffix(unit).is_some_and(|rest| rest.len() > 1 && rest.ends_with('_'))
 }
 
 fn sample(page: &mut String, name: &str, metric: &Metric, extra: Option<(&str, &str)>, value: f64) {
     begin(page, name, "", metric, extra);
-    let _ = writeln!(page, " {}", number(value));
+    let _ = writeln!(page, " {}", text(value));
 }
 
 fn histogram(page: &mut String, name: &str, metric: &Metric, exemplars: &[Option<Arc<Exemplar>>]) {
@@ -72,7 +57,7 @@ fn histogram(page: &mut String, name: &str, metric: &Metric, exemplars: &[Option
         let _ = write!(page, " {cumulative}");
         // An exemplar that came after the counts were read may belong to a bucket that is still empty here.
         if let Some(Some(exemplar)) = exemplars.get(index).filter(|_| cumulative > before) {
-            let _ = write!(page, " # {{trace_id=\"{}\"}} {}", exemplar.trace.id, number(exemplar.value));
+            let _ = write!(page, " # {{trace_id=\"{}\"}} {}", exemplar.trace.id, text(exemplar.value));
             if let Ok(at) = exemplar.trace.at.duration_since(SystemTime::UNIX_EPOCH) {
                 let _ = write!(page, " {}.{:03}", at.as_secs(), at.subsec_millis());
             }
@@ -83,7 +68,7 @@ fn histogram(page: &mut String, name: &str, metric: &Metric, exemplars: &[Option
     begin(page, name, "_count", metric, None);
     let _ = writeln!(page, " {count}");
     begin(page, name, "_sum", metric, None);
-    let _ = writeln!(page, " {}", number(histogram.get_sample_sum()));
+    let _ = writeln!(page, " {}", text(histogram.get_sample_sum()));
 }
 
 fn summary(page: &mut String, name: &str, metric: &Metric) {
@@ -94,7 +79,7 @@ fn summary(page: &mut String, name: &str, metric: &Metric) {
     begin(page, name, "_count", metric, None);
     let _ = writeln!(page, " {}", summary.sample_count());
     begin(page, name, "_sum", metric, None);
-    let _ = writeln!(page, " {}", number(summary.sample_sum()));
+    let _ = writeln!(page, " {}", text(summary.sample_sum()));
 }
 
 /// Name and labels.
@@ -111,37 +96,27 @@ fn begin(page: &mut String, name: &str, suffix: &str, metric: &Metric, extra: Op
     }
 }
 
-fn escaped(text: &str) -> Cow<'_, str> {
-    if !text.contains(['\\', '"', '\n']) {
-        return text.into();
-    }
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n").into()
-}
-
-fn number(value: f64) -> String {
-    if value.is_nan() {
-        "NaN".to_owned()
-    } else if value.is_infinite() {
-        if value > 0.0 { "+Inf" } else { "-Inf" }.to_owned()
-    } else {
-        value.to_string()
-    }
+/// A value as text.
+fn text(value: f64) -> String {
+    let mut text = String::new();
+    number(&mut text, value);
+    text
 }
 
 /// Borders are labels and are compared as text, so that OpenMetrics wants each number in one spelling: a decimal point
 /// always, and an exponent below 0.0001 and from a million on.
-fn border_text(value: f64) -> String {
+pub(super) fn border_text(value: f64) -> String {
     if !value.is_finite() {
-        return number(value);
+        return text(value);
     }
     if value != 0.0 && !(1e-4..1e6).contains(&value.abs()) {
-        let text = format!("{value:e}");
-        let Some((digits, exponent)) = text.split_once('e') else { return text };
+        let plain = format!("{value:e}");
+        let Some((digits, exponent)) = plain.split_once('e') else { return plain };
         let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |exponent| ('-', exponent));
         return format!("{digits}e{sign}{exponent:0>2}");
     }
-    let text = value.to_string();
-    if text.contains('.') { text } else { text + ".0" }
+    let plain = value.to_string();
+    if plain.contains('.') { plain } else { plain + ".0" }
 }
 
 #[cfg(test)]

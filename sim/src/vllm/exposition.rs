@@ -21,6 +21,10 @@ pub(crate) fn render(core: &Core) -> String {
         page.family("num_requests_waiting_by_reason", "Number of waiting requests by reason.", "gauge");
         page.line("num_requests_waiting_by_reason", "reason=\"capacity\"", waiting as f64);
         page.line("num_requests_waiting_by_reason", "reason=\"deferred\"", 0.0);
+        page.family("engine_sleep_state", "Engine sleep state; awake = 1 means engine is awake.", "gauge");
+        for (state, value) in [("awake", 1.0), ("weights_offloaded", 0.0), ("discard_all", 0.0)] {
+            page.line("engine_sleep_state", &format!("sleep_state=\"{state}\""), value);
+        }
     }
     if legacy {
         page.gauge("gpu_cache_usage_perc", "GPU KV-cache usage. 1 means 100 percent usage.", usage);
@@ -49,6 +53,15 @@ pub(crate) fn render(core: &Core) -> String {
     );
     page.family("cache_config_info", "Information of the LLMEngine CacheConfig", "gauge");
     page.line("cache_config_info", &blocks, 1.0);
+    page.text + &server(&counts)
+}
+
+/// What the HTTP server tells of itself. (Requests that generate are all that it counts here.)
+fn server(counts: &Counts) -> String {
+    let mut page = Page::new("", "handler=\"/v1/chat/completions\",method=\"POST\"".to_owned());
+    page.family("http_requests", "Total number of requests by method, status and handler.", "counter");
+    page.line("http_requests_total", "status=\"2xx\"", counts.whole.count as f64);
+    page.histogram("http_request_duration_seconds", "Latency with only few buckets by handler.", &counts.whole);
     page.text
 }
 
@@ -111,6 +124,7 @@ fn times(page: &mut Page, counts: &Counts, newest: bool, legacy: bool) {
         ("request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", &counts.decode),
         ("request_prompt_tokens", "Number of prefill tokens processed.", &counts.prompt_length),
         ("request_generation_tokens", "Number of generation tokens processed.", &counts.output_length),
+        ("iteration_tokens_total", "Histogram of number of tokens per engine step.", &counts.step_tokens),
     ] {
         page.histogram(name, text, histogram);
     }
@@ -124,6 +138,7 @@ fn transfers(page: &mut Page, counts: &Counts) {
     );
     for (name, text, count) in [
         ("nixl_num_failed_transfers", "Number of failed NIXL KV Cache transfers.", counts.failed_transfers),
+        ("nixl_num_failed_notifications", "Number of failed NIXL KV Cache notifications.", 0),
         ("nixl_num_kv_expired_reqs", "Number of requests that had their KV expire.", counts.expired_leases),
         (
             "nixl_num_notifications_after_expiry",

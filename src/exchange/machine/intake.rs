@@ -267,6 +267,7 @@ impl Exchange {
         counted: Option<PromptLength>,
         effects: &mut Vec<Effect>,
     ) -> State {
+        self.prepared_from = now;
         let (knobs, seed) = (&self.world.knobs, self.world.hash_seed.get());
         let mut job = routing.plan.prepare(&routing.model, &mut routing.body, knobs, seed);
         if let Some(counted) = counted {

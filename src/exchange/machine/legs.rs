@@ -133,6 +133,7 @@ impl Exchange {
         });
         self.world.journal.push(Arc::clone(&record));
         self.explain(&record);
+        self.note_prefix_routing(strategy, &plan.knobs, &record);
         let (decision, mut charges) = match (&record.outcome, charges) {
             (Ok(decision), Some(charges)) => (decision, charges),
             (Err(error), _) => return Err((asked, error.clone())),

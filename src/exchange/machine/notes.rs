@@ -9,10 +9,11 @@ use crate::exchange::event::RequestHead;
 use crate::exchange::headers::text;
 use crate::exchange::plan::Plan;
 use crate::fleet::{Model, Pod};
+use crate::knobs::PdKnobs;
 use crate::prefix::PrefixUpdate;
 use crate::routing::{Decision, DecisionRecord, PromptLength, Strategy, Target};
 use crate::state::findings::{Finding, MAX_TOLD_BLOCKS};
-use crate::telemetry::DecisionEssentials;
+use crate::telemetry::{DecisionEssentials, PrefixRouting, PrefixSelection};
 
 impl Exchange {
     /// Notes for spans, and for a client that asked, what was decided.
@@ -34,6 +35,32 @@ impl Exchange {
         if self.world.knobs.explain && self.head.as_ref().is_some_and(asked) {
             self.explanation = Some(record.summary());
         }
+    }
+
+    /// A selection that went by prefixes is counted, also when it found no pod. How long it took, the task knows that runs
+    /// this one ([`Exchange::take_prefix_routing`]).
+    pub(super) fn note_prefix_routing(&mut self, strategy: Strategy, knobs: &PdKnobs, record: &DecisionRecord) {
+        let looks =
+            strategy.looks_prefixes_up() || strategy == Strategy::Pd && knobs.prefill_policy.looks_prefixes_up();
+        let selection = record.outcome.as_ref().ok().map(|decision| PrefixSelection {
+            chosen: decision.prefix_match_pct.unwrap_or(0),
+            best: decision.best_match_pct.unwrap_or(0),
+            imbalanced: decision.fast_paths.prefill_spread,
+        });
+        // A prefill policy has no say in what a combined pod gets.
+        let looked = match &record.outcome {
+            Ok(decision) => strategy != Strategy::Pd || matches!(decision.target, Target::Pair { .. }),
+            Err(_) => true,
+        };
+        if looks && looked {
+            let (model, since) = (Arc::clone(&record.model), self.prepared_from);
+            self.prefix_routing = Some(PrefixRouting { model, since, selection });
+        }
+    }
+
+    /// The selection by prefixes that was made since this was last asked.
+    pub fn take_prefix_routing(&mut self) -> Option<PrefixRouting> {
+        self.prefix_routing.take()
     }
 
     /// The picture of prompt lengths is of what rolesets get: a request that a single pod takes does not load them.

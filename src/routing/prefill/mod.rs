@@ -62,6 +62,11 @@ impl Matches {
         self.0.get(candidate).copied()
     }
 
+    /// The best match of all.
+    pub(super) fn best(&self) -> Option<u8> {
+        self.0.iter().copied().max()
+    }
+
     /// The match as scoring sees it: one below `min_match_pct` is none.
     pub(super) fn counted(&self, candidate: usize, knobs: &PdKnobs) -> u8 {
         self.raw(candidate).filter(|percent| *percent >= knobs.min_match_pct).unwrap_or(0)

@@ -3,12 +3,13 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-use crate::knobs::ScrapeKnobs;
+use crate::knobs::{MetricLabels, ScrapeKnobs};
 use crate::scrape::{FetchError, HttpPages, PageSource as _};
 
 fn pages(max_bytes: usize) -> HttpPages {
     let second = Duration::from_secs(1);
-    HttpPages::new(&ScrapeKnobs { interval: second, timeout: 20 * second, max_age: second, max_bytes }, None)
+    let labels = MetricLabels::default();
+    HttpPages::new(&ScrapeKnobs { interval: second, timeout: 20 * second, max_age: second, max_bytes, labels }, None)
 }
 
 /// Serves one connection with this answer to each request; gives back the address and the requests' first lines.

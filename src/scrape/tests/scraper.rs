@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::discovery::FleetBuilder;
 use crate::fleet::fixture::spec;
 use crate::fleet::{Engine, Fleet, PodSpec, PodState, Role, Signals};
-use crate::knobs::ScrapeKnobs;
+use crate::knobs::{MetricLabels, ScrapeKnobs};
 use crate::load::{DecodeCharge, PrefillCharge};
 use crate::scrape::{FetchError, PageSource, ScrapeObserver, Scraper, start};
 use crate::telemetry::PodLabels;
@@ -36,6 +36,7 @@ struct Pods {
     most_in_flight: Mutex<usize>,
     failures: Mutex<usize>,
     missing: Mutex<Vec<(Engine, &'static str)>>,
+    not_kept: Mutex<usize>,
 }
 
 impl Pods {
@@ -88,6 +89,10 @@ impl PageSource for Network {
 struct Observer(Arc<Pods>);
 
 impl ScrapeObserver for Observer {
+    fn not_kept(&self) {
+        *self.0.not_kept.lock().unwrap() += 1;
+    }
+
     fn fail(&self, _pod: &PodLabels) {
         *self.0.failures.lock().unwrap() += 1;
     }
@@ -115,7 +120,8 @@ fn rig() -> Rig {
             interval: INTERVAL,
             timeout: TIMEOUT,
             max_age: Duration::from_secs(3),
-            max_bytes: 1 << 20,
+            max_bytes: 2 << 20,
+            labels: MetricLabels::Aibrix,
         },
         pages: Network(Arc::clone(&pods)),
         observer: Observer(Arc::clone(&pods)),

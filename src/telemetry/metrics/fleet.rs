@@ -8,7 +8,8 @@ use std::time::Duration;
 use super::{Metrics, UNKNOWN_MODEL};
 use crate::clock::Tick;
 use crate::telemetry::names::Metric;
-use crate::telemetry::{PodLabels, openmetrics};
+use crate::telemetry::page::{Format, Page};
+use crate::telemetry::{EngineGauge, PodLabels, engines, openmetrics};
 
 /// One living pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +53,8 @@ pub struct ModelGauge {
     pub name: Arc<str>,
     /// Its routable pods.
     pub replicas: usize,
+    /// Their labels, where it is their own model and not another name for it.
+    pub routable: Vec<PodLabels>,
     /// Its rolesets that lack one of their two roles.
     pub rolesets_incomplete: usize,
     /// Its pods whose configuration is not the one in force.
@@ -78,6 +81,8 @@ pub struct FleetGauges {
     pub models: Vec<ModelGauge>,
     /// Its pods.
     pub pods: Vec<PodGauge>,
+    /// What their engines report, where it is passed on.
+    pub engines: Vec<EngineGauge>,
     /// Its rolesets, of all models.
     pub rolesets: Vec<Arc<str>>,
 }
@@ -92,21 +97,38 @@ impl Metrics {
     /// request that outlives its pod may bring the pod's series back, until the next exposition. What is counted per
     /// model stays, so that a model that comes back goes on counting; its distributions go, with their exemplars.
     pub fn render(&self, fleet: &FleetGauges, now: Tick) -> String {
-        self.reflect(fleet, now);
-        let families = self.registry.gather();
-        prometheus::TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
-            tracing::error!(%error, "metrics cannot be written");
-            String::new()
-        })
+        let mut page = Page::new(Format::Text);
+        self.write(&mut page, fleet, now);
+        match prometheus::TextEncoder::new().encode_to_string(&self.registry.gather()) {
+            Ok(text) => page.text.push_str(&text),
+            Err(error) => tracing::error!(%error, "distributions cannot be written"),
+        }
+        page.text
     }
 
     /// The same page in OpenMetrics 1.0, with exemplars.
     pub fn render_openmetrics(&self, fleet: &FleetGauges, now: Tick) -> String {
-        self.reflect(fleet, now);
-        openmetrics::encode(&self.registry.gather(), |family, labels| {
+        let mut page = Page::new(Format::OpenMetrics);
+        self.write(&mut page, fleet, now);
+        openmetrics::encode(&mut page, &self.registry.gather(), |family, labels| {
             let part = self.parts.iter().find(|part| part.name() == family);
             part.map(|part| part.exemplars(labels)).unwrap_or_default()
-        })
+        });
+        page.text.push_str("# EOF\n");
+        page.text
+    }
+
+    fn write(&self, page: &mut Page, fleet: &FleetGauges, now: Tick) {
+        self.reflect(fleet, now);
+        for family in &self.families {
+            family.write(page);
+        }
+        engines::write(page, &self.gateway_pod, &fleet.engines, self.labels.histograms());
+    }
+
+    /// What of engines is passed on.
+    pub fn labels(&self) -> crate::knobs::MetricLabels {
+        self.labels
     }
 
     /// The longest prompt per roleset of the live plans; called before an exposition. Rolesets that are not named lose
@@ -133,6 +155,25 @@ impl Metrics {
         }
     }
 
+    /// One series for each routable pod, or one for each model.
+    fn reflect_replicas(&self, fleet: &FleetGauges) {
+        let Some(family) = self.families.get(Metric::ModelReplicas as usize) else { return };
+        if !self.labels.per_pod() {
+            let models: HashSet<&str> = fleet.models.iter().map(|model| &*model.name).collect();
+            family.retain_by("model", |model| models.contains(model));
+            for model in &fleet.models {
+                family.with(&[&model.name]).set(model.replicas as u64);
+            }
+            return;
+        }
+        // Any label of a pod may have changed.
+        family.retain_by("pod", |_| false);
+        for pod in fleet.models.iter().flat_map(|model| &model.routable) {
+            let PodLabels { namespace, pod, model, engine_type, roleset, role, role_replica_index } = pod;
+            family.with(&[namespace, pod, model, engine_type, roleset, role, role_replica_index, model]).set(1);
+        }
+    }
+
     fn reflect(&self, fleet: &FleetGauges, now: Tick) {
         let pods: HashSet<(&str, &str)> = fleet.pods.iter().map(|pod| (&*pod.namespace, &*pod.name)).collect();
         // Requests without a pod have empty labels; those series stay.
@@ -141,7 +182,7 @@ impl Metrics {
         let homes: HashSet<&str> =
             fleet.models.iter().filter(|model| model.ejected.is_some()).map(|model| &*model.name).collect();
         for (metric, stay) in [
-            (Metric::ModelReplicas, &models),
+            (Metric::RoutablePods, &models),
             (Metric::ConfigDisagreements, &models),
             (Metric::RolesetsIncomplete, &models),
             (Metric::Ejected, &homes),
@@ -150,7 +191,8 @@ impl Metrics {
                 family.retain(["model", "model"], |model, _| stay.contains(model));
             }
         }
-        for part in &self.parts {
+        self.reflect_replicas(fleet);
+        for part in self.parts.iter().chain([&self.prefix_routing]) {
             part.retain(|model| model == UNKNOWN_MODEL || models.contains(model));
         }
         let rolesets: HashSet<&str> = fleet.rolesets.iter().map(|name| &**name).collect();
@@ -160,7 +202,7 @@ impl Metrics {
             }
         }
         for model in &fleet.models {
-            self.series(Metric::ModelReplicas, &[&model.name]).set(model.replicas as u64);
+            self.series(Metric::RoutablePods, &[&model.name]).set(model.replicas as u64);
             self.series(Metric::ConfigDisagreements, &[&model.name]).set(model.config_disagreements as u64);
             self.series(Metric::RolesetsIncomplete, &[&model.name]).set(model.rolesets_incomplete as u64);
             if let Some(ejected) = model.ejected {

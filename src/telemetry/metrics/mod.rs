@@ -4,7 +4,8 @@
 //! a map that readers do not lock, and is an atomic addition. Nothing is allocated for a series that exists.
 //!
 //! What bounds it: label values are closed sets, or names of pods and models that the fleet knows. A model that it does
-//! not know has one fixed label. Series of pods that left go with the next exposition.
+//! not know has one fixed label. Series of pods that left go with the next exposition. How many there are of each pod is
+//! for [`MetricLabels`] to say.
 
 mod docs;
 mod fleet;
@@ -30,10 +31,12 @@ pub use plane::{ClaimFallback, PlaneGauge, SyncOutcome};
 pub use prefill::{PrefillFailureClass, PrefillLeg, PrefillOutcome, PrefillStage};
 pub use request::InFlight;
 
-use super::PodLabels;
-use super::family::{Cell, Family, Registered};
+use super::family::{Cell, Family};
 use super::histogram::Histogram;
-use super::names::{Metric, REQUEST_HISTOGRAMS};
+use super::names::{Metric, PREFIX_ROUTING_SECONDS, REQUEST_HISTOGRAMS};
+use super::{PodLabels, PrefixRouting};
+use crate::clock::Tick;
+use crate::knobs::MetricLabels;
 
 /// The label of a model that the fleet does not know.
 const UNKNOWN_MODEL: &str = "_unknown";
@@ -70,33 +73,36 @@ pub struct PrefixIndexStats {
 #[derive(Debug)]
 pub struct Metrics {
     gateway_pod: Arc<str>,
+    labels: MetricLabels,
     ttft_threshold: Duration,
+    /// What the prometheus crate keeps: process metrics and distributions.
     registry: prometheus::Registry,
     /// In the order of [`Metric::ALL`].
-    families: Vec<Arc<Family>>,
+    families: Vec<Family>,
     /// When the snapshot was put in place, in ticks; 0 = never.
     snapshot_at: AtomicU64,
     series_rejected: Cell,
     plane: plane::PlaneHistograms,
     /// In the order of [`REQUEST_HISTOGRAMS`].
     parts: Vec<Histogram>,
+    prefix_routing: Histogram,
 }
 
 impl Metrics {
-    /// Registers everything. `gateway_pod` names this replica in the labels.
+    /// Registers everything, with lean labels. `gateway_pod` names this replica in them.
     pub fn new(gateway_pod: &str) -> Metrics {
+        Metrics::labelled(gateway_pod, MetricLabels::Lean)
+    }
+
+    /// The same with these labels.
+    pub fn labelled(gateway_pod: &str, labels: MetricLabels) -> Metrics {
         let gateway_pod: Arc<str> = gateway_pod.into();
         let registry = prometheus::Registry::new();
         let series_rejected = Cell::default();
-        let mut families = Vec::with_capacity(Metric::ALL.len());
-        for metric in Metric::ALL {
-            let family = Arc::new(Family::new(metric.definition(), &gateway_pod, &series_rejected));
-            let registered = Registered::new(&family).and_then(|registered| registry.register(Box::new(registered)));
-            if let Err(error) = registered {
-                tracing::error!(metric = metric.definition().name, %error, "metric cannot be exported");
-            }
-            families.push(family);
-        }
+        let family = |metric: &Metric| {
+            Family::new(metric.definition(), metric.labels(labels.per_pod()), &gateway_pod, &series_rejected)
+        };
+        let families = Metric::ALL.iter().map(family).collect();
         #[cfg(target_os = "linux")]
         if let Err(error) = registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self())) {
             tracing::error!(%error, "process metrics cannot be exported");
@@ -106,7 +112,8 @@ impl Metrics {
             .into_iter()
             .map(|definition| Histogram::new(definition, &gateway_pod, &series_rejected))
             .collect();
-        for part in &parts {
+        let prefix_routing = Histogram::new(&PREFIX_ROUTING_SECONDS, &gateway_pod, &series_rejected);
+        for part in parts.iter().chain([&prefix_routing]) {
             let registered = part.collector().and_then(|collector| registry.register(Box::new(collector)));
             if let Err(error) = registered {
                 tracing::error!(metric = part.name(), %error, "metric cannot be exported");
@@ -114,6 +121,7 @@ impl Metrics {
         }
         let metrics = Metrics {
             gateway_pod,
+            labels,
             ttft_threshold: Duration::from_secs(1),
             registry,
             families,
@@ -121,6 +129,7 @@ impl Metrics {
             series_rejected,
             plane,
             parts,
+            prefix_routing,
         };
         metrics.series(Metric::BuildInfo, &[env!("CARGO_PKG_VERSION")]).set(1);
         // A counter that appears only when it first counts hides its first increase from `rate()`.
@@ -128,6 +137,9 @@ impl Metrics {
             if metric.definition().labels.iter().all(|label| *label == super::names::GATEWAY_POD) {
                 metrics.series(*metric, &[]);
             }
+        }
+        for (indexer, used) in [("local", 1), ("sync", 0)] {
+            metrics.series(Metric::PrefixIndexer, &["_init_", indexer]).set(used);
         }
         for scope in ["pod", "pair"] {
             metrics.series(Metric::Ejections, &[scope]);
@@ -256,6 +268,26 @@ impl Metrics {
     /// A strategy had to decide without a signal that it goes by (R43). `signal` is our own name for it.
     pub fn routing_signal_missing(&self, model: &str, signal: &'static str) {
         self.count(Metric::RoutingSignalMissing, &[model, signal], 1);
+    }
+
+    /// An engine's page was too long to be passed on.
+    pub fn engine_page_dropped(&self) {
+        self.count(Metric::EnginePagesDropped, &[], 1);
+    }
+
+    /// A selection by prefixes was made, or found no pod. Of a model that had one, everything that counts them has a series.
+    pub fn prefix_routed(&self, routing: &PrefixRouting, now: Tick) {
+        // The index is the gateway's own, told by its selections and those of other replicas.
+        const KV_SYNC: &str = "false";
+        let model = &*routing.model;
+        let imbalanced = routing.selection.is_some_and(|selection| selection.imbalanced);
+        self.count(Metric::PrefixErrors, &[model, "no_target_pod", KV_SYNC], u64::from(routing.selection.is_none()));
+        self.count(Metric::PrefixImbalance, &[model, KV_SYNC], u64::from(imbalanced));
+        if let Some(selection) = routing.selection {
+            self.count(Metric::PrefixDecisions, &[model, selection.bucket(), KV_SYNC], 1);
+            self.count(Metric::PrefixSelections, &[model, selection.method(), KV_SYNC], 1);
+        }
+        self.prefix_routing.observe(model, now.since(routing.since), None);
     }
 
     /// A panic was caught.

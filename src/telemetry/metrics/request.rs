@@ -63,8 +63,9 @@ impl Metrics {
         let model = record.model.as_deref().unwrap_or(UNKNOWN_MODEL);
         self.count_request(record, model);
         if record.outcome == Outcome::Success {
-            self.count_usage(record, model);
-            self.count_durations(&durations, model, trace);
+            let told = self.told_apart(record, model);
+            self.count_usage(record, &told);
+            self.count_durations(&durations, model, &told, trace);
         }
         if !record.handoff.is_empty() {
             self.count(Metric::Handoff, &[model, record.handoff], 1);
@@ -101,17 +102,48 @@ impl Metrics {
         self.count(metric, &[model, replica, record.outcome.label(), &code], 1);
     }
 
-    fn count_usage(&self, record: &RequestRecord, model: &str) {
-        let has_usage = if record.usage.is_some() { "true" } else { "false" };
-        self.count(Metric::RequestsWithUsage, &[model, has_usage], 1);
-        let Some(usage) = record.usage else { return };
-        self.count(Metric::PromptTokenBucket, &[model, Buckets::of_tokens(usage.prompt_tokens)], 1);
-        self.count(Metric::CompletionTokenBucket, &[model, Buckets::of_tokens(usage.completion_tokens)], 1);
-        self.count(Metric::InputTokens, &[model], usage.prompt_tokens);
-        self.count(Metric::OutputTokens, &[model], usage.completion_tokens);
+    /// What tells the token and time counters of a request apart, before the last label: the model that was asked for, or
+    /// with it the labels of the pod that answered; empty when that is not known.
+    fn told_apart<'a>(&self, record: &'a RequestRecord, model: &'a str) -> Vec<&'a str> {
+        if !self.labels.per_pod() {
+            return vec![model];
+        }
+        match record.target_pod.as_deref() {
+            Some(pod) => {
+                vec![
+                    &pod.namespace,
+                    &pod.pod,
+                    model,
+                    &pod.engine_type,
+                    &pod.roleset,
+                    &pod.role,
+                    &pod.role_replica_index,
+                ]
+            }
+            None => vec!["", "", model, "", "", "", ""],
+        }
     }
 
-    fn count_durations(&self, durations: &Durations, model: &str, trace: Option<SampledTrace>) {
+    fn count_last(&self, metric: Metric, told: &[&str], last: &str) {
+        // Seven labels of a pod at most.
+        let mut values: [&str; 8] = [last; 8];
+        if let Some(first) = values.get_mut(..told.len()) {
+            first.copy_from_slice(told);
+            self.count(metric, values.get(..=told.len()).unwrap_or_default(), 1);
+        }
+    }
+
+    fn count_usage(&self, record: &RequestRecord, told: &[&str]) {
+        let has_usage = if record.usage.is_some() { "true" } else { "false" };
+        self.count_last(Metric::RequestsWithUsage, told, has_usage);
+        let Some(usage) = record.usage else { return };
+        self.count_last(Metric::PromptTokenBucket, told, Buckets::of_tokens(usage.prompt_tokens));
+        self.count_last(Metric::CompletionTokenBucket, told, Buckets::of_tokens(usage.completion_tokens));
+        self.count(Metric::InputTokens, told, usage.prompt_tokens);
+        self.count(Metric::OutputTokens, told, usage.completion_tokens);
+    }
+
+    fn count_durations(&self, durations: &Durations, model: &str, told: &[&str], trace: Option<SampledTrace>) {
         let parts = [
             (Metric::RoutingTime, Part::Routing, durations.routing),
             (Metric::PrefillTime, Part::Prefill, durations.prefill),
@@ -122,12 +154,12 @@ impl Metrics {
         ];
         for (metric, part, duration) in parts {
             if let Some(duration) = duration {
-                self.count(metric, &[model, Buckets::of_duration(duration)], 1);
+                self.count_last(metric, told, Buckets::of_duration(duration));
                 self.observe(part, model, duration, trace);
             }
         }
         if let Some(total) = durations.total {
-            self.count(Metric::TotalTime, &[model, Buckets::of_total(total)], 1);
+            self.count_last(Metric::TotalTime, told, Buckets::of_total(total));
             self.observe(Part::Whole, model, total, trace);
         }
         if durations.ttft.is_some_and(|ttft| ttft > self.ttft_threshold) {

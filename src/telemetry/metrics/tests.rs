@@ -9,7 +9,8 @@ use crate::clock::Tick;
 use crate::error::Reason;
 use crate::knobs::assert_generated;
 use crate::response::Usage;
-use crate::telemetry::{Outcome, RequestRecord, Timings};
+use crate::telemetry::page::{Format, Page};
+use crate::telemetry::{Outcome, PrefixSelection, RequestRecord, Timings};
 
 fn metrics() -> Arc<Metrics> {
     Arc::new(Metrics::new("gw-0"))
@@ -46,6 +47,7 @@ fn pod(name: &str) -> Arc<PodLabels> {
 fn fleet(pods: &[&str]) -> FleetGauges {
     FleetGauges {
         rolesets: Vec::new(),
+        engines: Vec::new(),
         snapshot_version: 7,
         models: vec![ModelGauge { name: "llama".into(), replicas: pods.len(), ..ModelGauge::default() }],
         pods: pods
@@ -117,9 +119,11 @@ fn names_are_unique_and_all_are_registered() {
         let values = definition.labels.iter().filter(|label| **label != "gateway_pod").count();
         metrics.series(*metric, &vec![""; values]);
     }
-    let gathered: Vec<String> = metrics.registry.gather().iter().map(|family| family.name().to_owned()).collect();
+    let mut page = Page::new(Format::Text);
+    metrics.families.iter().for_each(|family| family.write(&mut page));
+    let page = page.text;
     for name in &names {
-        assert!(gathered.iter().any(|gathered| gathered == name), "{name}");
+        assert!(page.contains(&format!("# TYPE {name} ")), "{name}");
     }
     names.sort_unstable();
     names.dedup();
@@ -288,6 +292,92 @@ fn a_prefill_leg_counts_once_whatever_happens() {
     assert_eq!(value(&text(&metrics), failure), Some(1.0));
 }
 
+/// The labels of the reference gateway: counters of tokens and times are the answering pod's, replicas are pods.
+#[test]
+fn what_is_counted_per_pod_has_the_labels_of_the_reference() {
+    let metrics = Metrics::labelled("gw-0", MetricLabels::Aibrix);
+    metrics.finish(&RequestRecord { model: Some("adapter".into()), ..record(Outcome::Success, 200) }, None);
+    metrics.finish(&RequestRecord { target_pod: None, ..record(Outcome::Success, 200) }, None);
+    let mut fleet = fleet(&["d-0"]);
+    fleet.models[0].routable = vec![(*pod("d-0")).clone(), (*pod("d-1")).clone()];
+    fleet.models.push(ModelGauge { name: "adapter".into(), replicas: 2, ..ModelGauge::default() });
+    let page = metrics.render(&fleet, Tick(0));
+    let labels = |model: &str, pod: &str, more: &str| {
+        format!(
+            "engine_type=\"vllm\",gateway_pod=\"gw-0\",{more}model=\"{model}\",namespace=\"ns\",pod=\"{pod}\",role=\"decode\",\
+             role_replica_index=\"0\",roleset=\"rs-0\"}}"
+        )
+    };
+    let of_pod = |more: &str| labels("adapter", "d-0", more);
+    let replica = |pod: &str| {
+        let labels = labels("llama", pod, "").replace("model=\"llama\"", "model=\"llama\",model_name=\"llama\"");
+        format!("model_replicas{{{labels}")
+    };
+    for (series, expected) in [
+        (format!("gateway_ttft_bucket_total{{bucket=\"200-500ms\",{}", of_pod("")), Some(1.0)),
+        (format!("gateway_prompt_token_bucket_total{{bucket=\"256-512\",{}", of_pod("")), Some(1.0)),
+        (format!("gateway_input_tokens_total{{{}", of_pod("")), Some(256.0)),
+        (format!("gateway_requests_with_usage_total{{{}", of_pod("has_usage=\"true\",")), Some(1.0)),
+        (replica("d-0"), Some(1.0)),
+        (replica("d-1"), Some(1.0)),
+        ("tandem_routable_pods{model=\"llama\"}".to_owned(), Some(1.0)),
+        ("tandem_routable_pods{model=\"adapter\"}".to_owned(), Some(2.0)),
+    ] {
+        assert_eq!(value(&page, &series), expected, "{series}\n{page}");
+    }
+    assert_eq!(page.matches("model_replicas{").count(), 2, "no second series under the name of an adapter");
+    // Where no pod is known, its labels are empty.
+    assert!(page.contains("gateway_total_time_bucket_total{bucket=\"1000-5000ms\",engine_type=\"\",gateway_pod=\"gw-0\",model=\"llama\",namespace=\"\""));
+    // The pod goes, and its counters with it.
+    fleet.pods.clear();
+    fleet.models[0].routable.remove(0);
+    let page = metrics.render(&fleet, Tick(0));
+    assert!(!page.contains("\"d-0\""), "{page}");
+    assert_eq!(value(&page, &replica("d-1")), Some(1.0));
+}
+
+#[test]
+fn selections_by_prefixes_are_counted_as_the_reference_does() {
+    let metrics = metrics();
+    let routed = |selection: Option<(u8, u8, bool)>| PrefixRouting {
+        model: "llama".into(),
+        since: Tick(0),
+        selection: selection.map(|(chosen, best, imbalanced)| PrefixSelection { chosen, best, imbalanced }),
+    };
+    for selection in [
+        Some((0, 0, false)),
+        Some((0, 40, false)),
+        Some((1, 40, false)),
+        Some((25, 25, true)),
+        Some((26, 30, false)),
+        Some((75, 75, false)),
+        Some((76, 100, false)),
+        Some((100, 100, false)),
+        None,
+    ] {
+        metrics.prefix_routed(&routed(selection), Tick(50_000));
+    }
+    let page = metrics.render(&fleet(&["d-0"]), Tick(0));
+    let counted = |name: &str, label: &str, value: &str| {
+        let start = format!("aibrix_prefix_cache_{name}{{");
+        let line = page.lines().find(|line| line.starts_with(&start) && line.contains(&format!("{label}=\"{value}\"")));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+    };
+    for (bucket, times) in [("0", 2.0), ("1-25", 2.0), ("26-50", 1.0), ("51-75", 1.0), ("76-100", 2.0)] {
+        assert_eq!(counted("routing_decisions_total", "match_percent_bucket", bucket), Some(times), "{bucket}");
+    }
+    for (method, times) in [("prefix_match", 6.0), ("prefix_match_skipped", 1.0), ("least_request_fallback", 1.0)] {
+        assert_eq!(counted("routing_selection_total", "selection", method), Some(times), "{method}");
+    }
+    assert_eq!(counted("routing_errors_total", "reason", "no_target_pod"), Some(1.0));
+    assert_eq!(counted("load_imbalance_total", "model", "llama"), Some(1.0));
+    assert_eq!(counted("routing_latency_seconds_count", "using_kv_sync", "false"), Some(9.0));
+    assert_eq!(counted("indexer_status", "indexer_type", "local"), Some(1.0));
+    // 50 µs lie between 40 and 80.
+    assert_eq!(counted("routing_latency_seconds_bucket", "le", "0.00004"), Some(0.0));
+    assert_eq!(counted("routing_latency_seconds_bucket", "le", "0.00008"), Some(9.0));
+}
+
 #[test]
 fn series_of_pods_that_left_are_gone() {
     let metrics = metrics();
@@ -328,7 +418,7 @@ fn values_that_run_together_stay_apart() {
 #[test]
 fn a_metric_has_a_bounded_number_of_series() {
     let rejected = Cell::default();
-    let family = Family::new(Metric::ModelReplicas.definition(), &"gw".into(), &rejected);
+    let family = Family::new(Metric::ModelReplicas.definition(), &["model"], &"gw".into(), &rejected);
     for number in 0..50_010_u32 {
         family.with(&[&number.to_string()]).add(1);
     }

@@ -154,7 +154,7 @@ impl Sandbox {
 }
 
 /// What a pod has to say of the engine in it.
-fn described(pod: PodManifest, engine: &Engine) -> PodManifest {
+pub fn described(pod: PodManifest, engine: &Engine) -> PodManifest {
     match (engine.config().dialect, engine.config().connector) {
         (Dialect::Vllm, Connector::Nixl | Connector::Aibrix) => pod,
         (Dialect::Vllm, Connector::Mooncake) => pod.label("model.aibrix.ai/kv-connector-type", "mooncake"),

@@ -99,7 +99,7 @@ async fn models_are_listed_and_series_leave_with_their_pods() {
     let scraped = |metrics: &Metrics| metrics.matching("tandem_pod_metrics_age_seconds", &[]).count() == 3;
     let metrics = tandem.wait_metrics(SOON, "all pods are scraped", scraped).await;
     assert_eq!(
-        all(&metrics, "model_replicas"),
+        all(&metrics, "tandem_routable_pods"),
         [("model=m".to_owned(), 2.0), (format!("model={other_pair}"), 1.0)].into()
     );
     let about = |metrics: &Metrics, pod: &str| -> Vec<String> {
@@ -119,7 +119,7 @@ async fn models_are_listed_and_series_leave_with_their_pods() {
     let tandem = &sandbox.fleet.tandems[0];
     let gone = |metrics: &Metrics| about(metrics, "p0").is_empty() && about(metrics, "x0").is_empty();
     let metrics = tandem.wait_metrics(SOON, "their series are gone", gone).await;
-    assert_eq!(all(&metrics, "model_replicas"), [("model=m".to_owned(), 1.0)].into());
+    assert_eq!(all(&metrics, "tandem_routable_pods"), [("model=m".to_owned(), 1.0)].into());
     assert_eq!(
         metrics.sum("gateway_request_model_success_total", &[("model", other_pair)]),
         1.0,

@@ -36,7 +36,7 @@ const PREFILL_FAIL: &str = "gateway_prefill_request_fail_total";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_end_of_a_request_is_counted_by_its_name() {
-    let fleet = front(&[("AIBRIX_PREFILL_REQUEST_TIMEOUT", "1")]);
+    let fleet = front(&[("AIBRIX_PREFILL_REQUEST_TIMEOUT", "1"), ("TANDEM_METRIC_LABELS", "lean")]);
     let sandbox = Sandbox::start(SandboxOptions { fleet, ..SandboxOptions::default() }).await;
     let (tandem, path) = (&sandbox.fleet.tandems[0], sandbox.paths().remove(0));
     let prefill = &sandbox.prefill[0];
@@ -207,7 +207,7 @@ async fn r19_the_first_chunk_decides_the_time_to_the_first_token() {
         Role::Decode => config.timing(Timing { decode_base: STEP, ..Timing::instant() }),
         _ => config,
     };
-    let fleet = front(&[]);
+    let fleet = front(&[("TANDEM_METRIC_LABELS", "lean")]);
     let sandbox = Sandbox::start(SandboxOptions { engine, fleet, ..SandboxOptions::default() }).await;
     let (tandem, path) = (&sandbox.fleet.tandems[0], sandbox.paths().remove(0));
     sandbox.decode[0].script(Fault::on("/v1/").head_delay(FIRST));

@@ -89,6 +89,15 @@ fn every_metric_and_label_of_every_panel_exists() {
 #[test]
 fn every_metric_is_on_a_dashboard() {
     let replaced = [
+        // For the dashboards of AIBrix, see `aibrix`.
+        "model_replicas",
+        "aibrix_prefix_cache_routing_decisions_total",
+        "aibrix_prefix_cache_routing_selection_total",
+        "aibrix_prefix_cache_routing_errors_total",
+        "aibrix_prefix_cache_load_imbalance_total",
+        "aibrix_prefix_cache_routing_latency_seconds",
+        "aibrix_prefix_cache_indexer_status",
+        "tandem_engine_pages_dropped_total",
         "gateway_routing_time_bucket_total",
         "gateway_prefill_time_bucket_total",
         "gateway_kv_transfer_time_bucket_total",

@@ -105,7 +105,7 @@ async fn a_strict_parser_reads_the_page_and_its_exemplars() {
         sandbox.fleet.pods.remove(pod);
     }
     let tandem = &sandbox.fleet.tandems[0];
-    tandem.wait_metrics(crate::harness::SOON, "the model goes", |metrics| !metrics.has("model_replicas")).await;
+    tandem.wait_metrics(crate::harness::SOON, "the model goes", |metrics| !metrics.has("tandem_routable_pods")).await;
     assert_eq!(parsed(tandem).await["exemplars"], json!([]));
     let plain = Call::get(&base(tandem.http()), "/metrics").header("accept", "text/plain").send().await;
     assert_eq!(plain.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");

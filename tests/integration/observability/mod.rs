@@ -1,6 +1,7 @@
 //! What operators look at beside a replica's own pages: OpenMetrics with exemplars, the dashboards of `deploy/grafana`,
 //! the rules of `deploy/prometheus`, and the runbook, each against what the others say and against a real Prometheus.
 
+mod aibrix;
 mod alerts;
 mod dashboards;
 mod exposition;

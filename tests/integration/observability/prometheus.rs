@@ -52,7 +52,7 @@ const CHANCE: [(&str, &str); 2] = [
     ("llm_engine_metrics_query_fail", "a scrape may time out on a busy machine"),
 ];
 
-struct Prometheus {
+pub struct Prometheus {
     process: Process,
     address: SocketAddr,
 }
@@ -60,16 +60,21 @@ struct Prometheus {
 impl Prometheus {
     /// Starts it on a free port; it scrapes these replicas twice a second.
     async fn start(replicas: &[SocketAddr]) -> Prometheus {
+        let targets: Vec<String> = replicas.iter().map(ToString::to_string).collect();
+        Prometheus::start_with(&json!([{"job_name": "tandem", "static_configs": [{"targets": targets}]}])).await
+    }
+
+    /// The same with these scrape configurations.
+    pub async fn start_with(scrape_configs: &Value) -> Prometheus {
         for _ in 0..5 {
             let address = closed_port();
             let mut start = Start::new("prometheus", tool("TANDEM_TEST_PROMETHEUS", "prometheus"));
             let config = start.directory().join("prometheus.yml");
-            let targets: Vec<String> = replicas.iter().map(ToString::to_string).collect();
             // JSON is YAML.
             let settings = json!({
                 "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
                 "rule_files": [path(ALERTS)],
-                "scrape_configs": [{"job_name": "tandem", "static_configs": [{"targets": targets}]}],
+                "scrape_configs": scrape_configs,
             });
             std::fs::write(&config, settings.to_string()).expect("write the configuration");
             let data = start.directory().join("data");
@@ -92,7 +97,7 @@ impl Prometheus {
         panic!("no free port for Prometheus");
     }
 
-    async fn get(&self, path: &str, parameters: &[(&str, &str)]) -> Value {
+    pub async fn get(&self, path: &str, parameters: &[(&str, &str)]) -> Value {
         let parameters: Vec<String> =
             parameters.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
         let answer = Call::get(&base(self.address), &format!("{path}?{}", parameters.join("&"))).send().await;

@@ -62,6 +62,7 @@ const ROWS: &[Row] = &[
     row("AIBRIX_TTFT_THRESHOLD_S", ["0.4", "soon", ""], first_token, ["fast", "slow"]),
     row("TANDEM_WAKE_SLEEPING_MODELS", ["false", "yes", ""], woken, ["10.0.0.5:8080", ""]),
     row("TANDEM_MODEL_RUNTIME_PORT", ["9", "0", ""], woken, ["10.0.0.5:8080", "10.0.0.5:9"]),
+    row("TANDEM_METRIC_LABELS", ["lean", "few", ""], apart_in_metrics, ["pods", "models"]),
     row("TANDEM_EXPLAIN", ["true", "yes", ""], explained, ["silent", "told"]),
     row(
         "AIBRIX_PROMPT_LENGTH_BUCKETING",

@@ -76,7 +76,8 @@ impl Scene {
             .collect();
         let fleet = Fleet::default();
         fleet.store(build(&Snapshot::default(), &specs, &mut 0));
-        let metrics = Metrics::new(&knobs.gateway_pod).with_ttft_threshold(knobs.ttft_threshold);
+        let metrics =
+            Metrics::labelled(&knobs.gateway_pod, knobs.scrape.labels).with_ttft_threshold(knobs.ttft_threshold);
         let seed = knobs.prefix.hash_seed.unwrap_or(0);
         let world = Arc::new(World::new(
             Arc::new(knobs),

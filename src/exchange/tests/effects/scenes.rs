@@ -221,6 +221,17 @@ pub(super) fn replica_in_metrics(given: &Given<'_>) -> String {
     ["host", "gw-9"].into_iter().find(|name| named(name)).unwrap_or_default().to_owned()
 }
 
+/// What the counter of a request that was served tells apart.
+pub(super) fn apart_in_metrics(given: &Given<'_>) -> String {
+    let scene = Scene::new(given, TWO_AND_TWO);
+    let mut run = scene.ask();
+    run.feed(prefill_ok()).feed(answer_head(200)).feed(chunk("{}", true));
+    scene.world.metrics.finish(run.record(), None);
+    // A pod that is not in the fleet of the page has no series, a model has.
+    let models = page_has(&scene.world, "gateway_total_time_bucket_total", "model=\"m\"");
+    if models { "models" } else { "pods" }.to_owned()
+}
+
 /// A first chunk half a second after the head.
 pub(super) fn first_token(given: &Given<'_>) -> String {
     let mut scene = Scene::new(given, TWO_AND_TWO);
