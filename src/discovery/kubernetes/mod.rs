@@ -15,6 +15,7 @@ mod pods;
 mod status;
 mod store;
 mod wire;
+mod workloads;
 
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,7 @@ use feed::Feed;
 use outage::{ApiServer, Outage};
 use page::PageSize;
 use pods::Pods;
+use workloads::Workloads;
 
 use super::{FleetBuilder, PodReader};
 use crate::clock::{Clock, Tick};
@@ -70,6 +72,7 @@ pub struct Cluster {
     /// Routes of the namespace [`ROUTE_NAMESPACE`].
     pub routes: Arc<Store<RouteObject>>,
     pods: Arc<Store<PodObject>>,
+    workloads: Arc<Workloads>,
     feeds: Vec<Arc<FeedStatus>>,
     clock: Clock,
 }
@@ -115,6 +118,7 @@ impl Cluster {
             adapters: Arc::new(Store::new(scopes.len())),
             routes: Arc::new(Store::new(1)),
             pods: Arc::new(Store::new(scopes.len())),
+            workloads: Arc::new(Workloads::new(if knobs.workloads { scopes.len() } else { 0 })),
             feeds: Vec::new(),
             clock: around.clock,
         };
@@ -122,6 +126,7 @@ impl Cluster {
             watched: Arc::clone(&cluster.pods),
             adapters: Arc::clone(&cluster.adapters),
             routes: Arc::clone(&cluster.routes),
+            workloads: Arc::clone(&cluster.workloads),
             builder: around.builder,
             reader: PodReader::new(around.base),
             gather: pace.gather,
@@ -145,6 +150,13 @@ impl Cluster {
         cluster.feeds.extend(tasks.follow(&pods, &scopes, knobs.pod_selector.as_deref()));
         cluster.feeds.extend(tasks.follow(&adapters, &scopes, None));
         cluster.feeds.extend(tasks.follow(&routes, &route_scope, None));
+        if knobs.workloads {
+            let workloads = Arc::clone(&cluster.workloads);
+            cluster.feeds.extend(tasks.follow(&workloads.deployments, &scopes, None));
+            cluster.feeds.extend(tasks.follow(&workloads.stateful_sets, &scopes, None));
+            cluster.feeds.extend(tasks.follow(&workloads.storm_services, &scopes, None));
+            cluster.feeds.extend(tasks.follow(&workloads.ray_cluster_fleets, &scopes, None));
+        }
         Ok(cluster)
     }
 
@@ -170,8 +182,10 @@ impl Cluster {
             (RouteObject::PLURAL, self.routes.len()),
         ];
         let ages = self.ages(now);
+        // Without any that is watched they would be zeros that mean nothing.
+        let workloads = self.workloads.counts().into_iter().filter(|(resource, _)| ages.contains_key(resource));
         let gauge = |(resource, objects)| KubernetesGauge { resource, objects, silence: ages.get(resource).copied() };
-        counts.map(gauge).into()
+        counts.into_iter().chain(workloads).map(gauge).collect()
     }
 
     /// The longest silence of each kind.

@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::store::Store;
+use super::workloads::Workloads;
 use super::{AdapterObject, PodObject, RouteObject};
 use crate::clock::Clock;
 use crate::discovery::{FleetBuilder, PodReader, route_table};
@@ -22,6 +23,7 @@ pub(super) struct Pods {
     pub(super) watched: Arc<Store<PodObject>>,
     pub(super) adapters: Arc<Store<AdapterObject>>,
     pub(super) routes: Arc<Store<RouteObject>>,
+    pub(super) workloads: Arc<Workloads>,
     pub(super) builder: Arc<FleetBuilder>,
     pub(super) reader: PodReader,
     pub(super) gather: Duration,
@@ -33,12 +35,13 @@ impl Pods {
     /// Builds until `stop`. Begins when every scope of pods was listed, and it is known whether there are adapters.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let (mut pods, mut adapters) = (self.watched.subscribe(), self.adapters.subscribe());
-        let mut routes = self.routes.subscribe();
+        let (mut routes, mut workloads) = (self.routes.subscribe(), self.workloads.subscribe());
         loop {
             // What is read after this is at least as new as what is marked as seen here.
             pods.mark_unchanged();
             adapters.mark_unchanged();
             routes.mark_unchanged();
+            workloads.mark_unchanged();
             let began = self.clock.now();
             let Some(same) = self.build().await else { return };
             self = same;
@@ -53,6 +56,7 @@ impl Pods {
                     changed = pods.changed() => changed.is_ok(),
                     changed = adapters.changed() => changed.is_ok(),
                     changed = routes.changed() => changed.is_ok(),
+                    there = workloads.changed() => there,
                 }
             };
             tokio::select! {
@@ -81,6 +85,7 @@ impl Pods {
     fn apply(&mut self) {
         let routes = self.routes.all();
         self.builder.set_routes(routes.map_or(RouteTable::Absent, |all| route_table(all.iter().map(|route| &**route))));
+        self.builder.set_workloads(self.workloads.models());
         let (Some(pods), Some(adapters)) = (self.watched.all(), self.adapters.available()) else { return };
         let (mut specs, mut problems) = (Vec::with_capacity(pods.len()), Vec::new());
         for pod in &pods {

@@ -20,6 +20,13 @@ pub(super) const KUBERNETES: Group = Group {
             "Pods that the API server sends at all. Unset, it sends every pod, and those that name no model are dropped on arrival; in a big cluster, `model.aibrix.ai/name` saves that, unless pods name their models only in annotations.",
         ),
         one(
+            "TANDEM_KUBERNETES_WORKLOADS",
+            "false",
+            "boolean",
+            "",
+            "Watch Deployments, StatefulSets, StormServices and RayClusterFleets too, so that the models that they name are known while they are scaled to zero (see [models](models.md)). AIBrix's routes tell the same without it. Needs the right to list and watch them.",
+        ),
+        one(
             "TANDEM_KUBERNETES_STALL_SECONDS",
             "120",
             "seconds",

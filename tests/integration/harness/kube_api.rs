@@ -28,10 +28,14 @@ use super::drip::{self, Drip};
 pub const TOKEN: &str = "a-token-of-the-test";
 
 /// A kind of object: plural and group.
-const KINDS: [(&str, &str, &str); 3] = [
+const KINDS: [(&str, &str, &str); 7] = [
     ("pods", "/api/v1", "Pod"),
     ("modeladapters", "/apis/model.aibrix.ai/v1alpha1", "ModelAdapter"),
     ("httproutes", "/apis/gateway.networking.k8s.io/v1", "HTTPRoute"),
+    ("deployments", "/apis/apps/v1", "Deployment"),
+    ("statefulsets", "/apis/apps/v1", "StatefulSet"),
+    ("stormservices", "/apis/orchestration.aibrix.ai/v1alpha1", "StormService"),
+    ("rayclusterfleets", "/apis/orchestration.aibrix.ai/v1alpha1", "RayClusterFleet"),
 ];
 
 type Key = (String, String, String);

@@ -134,6 +134,52 @@ fn hash_of(model: &str) -> &'static str {
     "78246a3036b7"
 }
 
+/// Where AIBrix makes no routes, the workloads themselves are watched, if a setting asks for that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workload_without_replicas_makes_its_model_known() {
+    let kinds = [
+        ("deployments", "apps/v1", "Deployment"),
+        ("statefulsets", "apps/v1", "StatefulSet"),
+        ("stormservices", "orchestration.aibrix.ai/v1alpha1", "StormService"),
+        ("rayclusterfleets", "orchestration.aibrix.ai/v1alpha1", "RayClusterFleet"),
+    ];
+    for watched in [true, false] {
+        let engine = start_engine(EngineConfig::combined("other")).await;
+        let env =
+            if watched { vec![("TANDEM_KUBERNETES_WORKLOADS".to_owned(), "true".to_owned())] } else { Vec::new() };
+        let options = FleetOptions { kubernetes: true, replicas: 1, env, ..FleetOptions::default() };
+        let fleet = Fleet::start([PodManifest::new("o0", "other", Engine::address(&engine))], options).await;
+        let api = fleet.pods.api().expect("an API");
+        for (plural, version, kind) in kinds {
+            let model = format!("of-{plural}");
+            let workload = json!({
+                "apiVersion": version, "kind": kind, "spec": {"replicas": 0},
+                "metadata": {"namespace": "default", "name": plural, "labels": {"model.aibrix.ai/name": model}},
+            });
+            api.put(plural, &workload);
+            if !watched {
+                assert_eq!(api.count("list", plural), 0, "no right is asked for that is not needed");
+                continue;
+            }
+            eventually(SOON, "the workload to be seen", async || {
+                (ask(&fleet.paths()[0], &model, "pd").await.status == 503).then_some(())
+            })
+            .await;
+            unavailable(&fleet, &model, kind).await;
+            assert!(unserved(&fleet, &model).await >= 8.0);
+        }
+        // One that is gone is remembered like pods that are.
+        if watched {
+            api.delete("deployments", "default", "deployments");
+            assert_eq!(ask(&fleet.paths()[0], "of-deployments", "pd").await.status, 503);
+        } else {
+            assert_eq!(ask(&fleet.paths()[0], "of-deployments", "pd").await.status, 400);
+        }
+        assert_eq!(ask(&fleet.paths()[0], "nonsense", "pd").await.status, 400);
+        oracle(&fleet.tandems, &[&engine]).await;
+    }
+}
+
 /// As the reference gateway does: the runtime in the pod is told, once, however many ask.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sleeping_model_is_woken_by_who_asks_for_it() {

@@ -234,6 +234,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "namespaces_and_selector_are_what_is_asked_for",
     ),
     (
+        "TANDEM_KUBERNETES_WORKLOADS",
+        "tests/integration/reports/scale_to_zero.rs",
+        "a_workload_without_replicas_makes_its_model_known",
+    ),
+    (
         "TANDEM_KUBERNETES_STALL_SECONDS",
         "tests/integration/kubernetes/settings.rs",
         "silence_and_age_of_the_list_are_bounded_by_their_settings",
