@@ -152,6 +152,8 @@ impl Gateway {
             listeners: Listeners {
                 prefix: Arc::clone(&prefix),
                 sessions: Arc::clone(&world.sessions),
+                users: Arc::clone(&world.users),
+                vtc: knobs.pd.strategies.vtc,
                 ejection: knobs.ejection,
             },
             seed: random(),

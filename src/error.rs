@@ -73,6 +73,8 @@ pub enum Reason {
     UsageNotAsked,
     /// No target could be selected: an incomplete roleset, no matching bucket.
     SelectionFailed,
+    /// Each pod that could serve the request has as many as its profile lets it have at a time.
+    PodsSaturated,
     /// The request cannot be disaggregated: duplicate controlled keys, or a field that needs a pod which serves requests
     /// whole where there is none.
     InvalidPdRequest,
@@ -122,6 +124,7 @@ impl Reason {
         Reason::UserTokensExceeded,
         Reason::UsageNotAsked,
         Reason::SelectionFailed,
+        Reason::PodsSaturated,
         Reason::InvalidPdRequest,
         Reason::PrefillRejected,
         Reason::PrefillFailed,
@@ -150,7 +153,7 @@ impl Reason {
             Reason::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Reason::UnsupportedCoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Reason::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-            Reason::RateLimited | Reason::UserRequestsExceeded | Reason::UserTokensExceeded => {
+            Reason::RateLimited | Reason::UserRequestsExceeded | Reason::UserTokensExceeded | Reason::PodsSaturated => {
                 StatusCode::TOO_MANY_REQUESTS
             }
             Reason::UnknownPath => StatusCode::NOT_IMPLEMENTED,
@@ -194,7 +197,11 @@ impl Reason {
             | Reason::UsageNotAsked
             | Reason::InvalidPdRequest
             | Reason::PrefillRejected => Blame::Client,
-            Reason::NoRoutablePods | Reason::ModelNotUp | Reason::NoRoute | Reason::SelectionFailed => Blame::Fleet,
+            Reason::NoRoutablePods
+            | Reason::ModelNotUp
+            | Reason::NoRoute
+            | Reason::SelectionFailed
+            | Reason::PodsSaturated => Blame::Fleet,
             Reason::PrefillFailed | Reason::HandoffInvalid | Reason::DecodeFailed | Reason::DecodeTimeout => {
                 Blame::Engine
             }
@@ -223,6 +230,7 @@ impl Reason {
             Reason::NoRoutablePods => &["x-error-no-model-backends"],
             Reason::BadStrategy => &["x-error-routing", "x-error-invalid-routing-strategy"],
             Reason::RateLimited => &["x-error-model-rps-exceeded"],
+            Reason::PodsSaturated => &["x-error-model-replica-inflight-exceeded"],
             Reason::RateUncountable => &["x-error-incr-model-rps"],
             Reason::UserUnknown => &["x-error-user"],
             Reason::UserUncountable => &["x-error-incr-rpm"],
@@ -252,6 +260,7 @@ impl Reason {
             Reason::RateLimited | Reason::UserRequestsExceeded | Reason::UserTokensExceeded => {
                 Some("rate_limit_exceeded")
             }
+            Reason::PodsSaturated => Some("replica_inflight_exceeded"),
             Reason::NoRoutablePods
             | Reason::ModelNotUp
             | Reason::NoRoute
@@ -260,6 +269,11 @@ impl Reason {
             | Reason::ShuttingDown => Some("service_unavailable"),
             _ => None,
         }
+    }
+
+    /// The `type` of the error object, where it is not that of its status.
+    fn error_type(self) -> Option<&'static str> {
+        (self == Reason::PodsSaturated).then_some("overloaded_error")
     }
 
     /// The label under which `gateway_request_model_fail_total` counts it (the reference's names: the marker header
@@ -278,6 +292,7 @@ impl Reason {
             Reason::ModelUnknown | Reason::NoRoutablePods | Reason::ModelNotUp => "x-error-no-model-backends_fail",
             Reason::BadStrategy => "x-error-invalid-routing-strategy_fail",
             Reason::RateLimited => "x-error-model-rps-exceeded_fail",
+            Reason::PodsSaturated => "x-error-model-replica-inflight-exceeded_fail",
             Reason::RateUncountable => "x-error-incr-model-rps_fail",
             Reason::UserUnknown => "x-error-user_fail",
             Reason::UserUncountable => "x-error-incr-rpm_fail",
@@ -407,7 +422,7 @@ impl ApiError {
         let object = serde_json::json!({
             "error": {
                 "message": self.message,
-                "type": error_type(self.status),
+                "type": self.reason.error_type().unwrap_or_else(|| error_type(self.status)),
                 "code": self.reason.code(),
                 "param": self.param,
             }

@@ -97,8 +97,10 @@ fn an_unknown_strategy_is_refused_in_a_lock_and_passed_over_in_a_profile() {
     use crate::fleet::ModelConfig;
     use crate::knobs::PdKnobs;
     let page = file("docs/strategies.md");
-    let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.contains("it is ignored with a warning"));
+    let text = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        text.contains("in the header or the lock; in a profile or in `ROUTING_ALGORITHM` it is ignored with a warning")
+    );
     let text = r#"{"lockedRoutingStrategy": "no-such", "profiles": {"default": {"routingStrategy": "no-such"}}}"#;
     let (config, warnings) = ModelConfig::parse(text, &PdKnobs::default());
     let config = config.expect("a configuration");

@@ -29,7 +29,7 @@ use crate::engines::Protocol;
 use crate::engines::leg::LegRequest;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Model, Pod};
-use crate::knobs::{AbortKnobs, DecodeWatchdog};
+use crate::knobs::{AbortKnobs, DecodeWatchdog, StrategyNote};
 use crate::load::Pairs;
 use crate::request::{Coding, Endpoint, ParsedBody};
 use crate::routing::{Charges, PromptLength};
@@ -91,6 +91,8 @@ struct Asked {
     prepared: Prepared,
     /// By how much the prompt of the request's session grew; asked once, since asking changes the session.
     session_growth: Option<u64>,
+    /// The user, when the strategy counts users.
+    user: Option<u64>,
 }
 
 /// The pods of a pair, how they are spoken to, and by which ids.
@@ -140,6 +142,8 @@ pub struct Exchange {
     codings: Vec<Coding>,
     reservation: Reservation,
     charges: Option<Charges>,
+    /// What there is to say about the strategy that was named.
+    note: StrategyNote,
     /// The request's places in the limits on its model and its user; kept once it goes on to the pod that answers it.
     places: Places,
     /// The profile that the hints chose, when the client asked for that.
@@ -221,6 +225,7 @@ impl Exchange {
             codings: Vec::new(),
             reservation,
             charges: None,
+            note: StrategyNote::default(),
             places: Places::default(),
             chosen_profile: None,
             in_flight,

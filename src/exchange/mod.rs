@@ -21,6 +21,7 @@ mod decode;
 mod event;
 mod headers;
 mod machine;
+mod native;
 mod plan;
 mod prepare;
 mod session;

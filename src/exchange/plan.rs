@@ -1,6 +1,7 @@
 //! From a parsed request to the question that routing answers: profile, strategy, knobs, what can be split.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::HeaderMap;
 use xxhash_rust::xxh64::xxh64;
@@ -12,8 +13,8 @@ use super::session::Session;
 use super::whole::{self, Whole};
 use crate::bands;
 use crate::error::{ApiError, Reason};
-use crate::fleet::{Engine, Model, RateLimit, Selector};
-use crate::knobs::{Knobs, PdKnobs, StrategyError};
+use crate::fleet::{Engine, Model, Profile, RateLimit, Selector};
+use crate::knobs::{Knobs, PdKnobs, StrategyError, StrategyNote};
 use crate::request::ParsedBody;
 use crate::routing::{PromptLength, Splittable, Strategy, largest_bound};
 
@@ -26,6 +27,8 @@ pub(super) const LONGEST_WEIGHED: u64 = 1 << 18;
 pub struct Plan {
     /// The strategy; `None` = Envoy's own routes decide.
     pub strategy: Option<Strategy>,
+    /// What there is to say about the name that it was given.
+    pub note: StrategyNote,
     /// The profile that the request named, or that its hints chose.
     pub profile: Option<String>,
     /// Knobs in force.
@@ -34,6 +37,8 @@ pub struct Plan {
     pub engine: Engine,
     /// Limit on the model's requests.
     pub rate_limit: Option<RateLimit>,
+    /// A first token later than this is slow, by the profile.
+    pub ttft_threshold: Option<Duration>,
     /// One leg or two.
     pub splittable: Splittable,
     /// Why it can be only one.
@@ -57,14 +62,23 @@ pub fn plan(
     let config = model.config.as_deref();
     let profile = config.and_then(|config| config.profile(wanted_profile.as_deref()));
     let locked = config.and_then(|config| config.locked_strategy.as_deref());
+    let none = HeaderMap::new();
+    let headers = if config.is_some_and(|config| config.ignores_requests) { &none } else { headers };
     let named = if locked.is_some() { locked } else { named_by_header(headers)? };
     let name = named
         .or_else(|| profile.and_then(|profile| profile.routing_strategy.as_deref()))
         .or(knobs.routing_algorithm.as_deref());
-    let strategy = match name {
-        Some(name) => Some(Strategy::parse(name).map_err(|error| bad_strategy(name, error))?),
-        None if adapter == Adapter::Front => Some(front_default(model)),
-        None => None,
+    let (strategy, note) = match name {
+        Some(name) => {
+            let (strategy, note) = Strategy::parse_noting(name).map_err(|error| bad_strategy(name, error))?;
+            (Some(strategy), note)
+        }
+        None if adapter == Adapter::Front => (Some(front_default(model)), StrategyNote::default()),
+        // A limit per pod holds only where pods are chosen, as in the reference.
+        None if profile.is_some_and(|profile| limits_pods(profile)) => {
+            (Some(Strategy::LeastRequest), StrategyNote::default())
+        }
+        None => (None, StrategyNote::default()),
     };
     let knobs = profile.map_or_else(|| Arc::clone(&knobs.pd), |profile| Arc::clone(&profile.knobs));
     // Where Envoy's own routes decide, there is no pod to choose and so nothing to filter.
@@ -72,11 +86,24 @@ pub fn plan(
     let keeps_sessions = strategy.is_some_and(Strategy::keeps_sessions);
     let session = if keeps_sessions { Session::read(headers) } else { Session::default() };
     let rate_limit = profile.and_then(|profile| profile.rate_limit);
+    let ttft_threshold = profile.and_then(|profile| profile.ttft_threshold);
     let engine = if strategy == Some(Strategy::Pd) { engine_of(model, filter.as_ref())? } else { None };
     let engine = engine.unwrap_or(Engine::Vllm);
     let whole = whole::whole(body, engine);
     let splittable = whole::splittable(whole, engine);
-    Ok(Plan { strategy, profile: wanted_profile, knobs, rate_limit, engine, splittable, whole, filter, session })
+    Ok(Plan {
+        strategy,
+        note,
+        profile: wanted_profile,
+        knobs,
+        rate_limit,
+        ttft_threshold,
+        engine,
+        splittable,
+        whole,
+        filter,
+        session,
+    })
 }
 
 /// The header `routing-strategy`; an empty one counts as absent. One that is not even text is no strategy, and must not
@@ -112,6 +139,11 @@ fn bad_filter(why: impl std::fmt::Display) -> ApiError {
 /// The HTTP front has no Envoy routes to fall back on: a fleet with rolesets gets PD, any other the least busy pod.
 fn front_default(model: &Model) -> Strategy {
     if model.rolesets.is_empty() && model.partial.is_empty() { Strategy::LeastRequest } else { Strategy::Pd }
+}
+
+/// The profile has a limit that is one of each pod.
+fn limits_pods(profile: &Profile) -> bool {
+    profile.knobs.strategies.requests_inflight.is_some() || matches!(profile.rate_limit, Some(RateLimit::PerReplica(_)))
 }
 
 fn bad_strategy(name: &str, error: StrategyError) -> ApiError {

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::admission::Budget;
 use crate::clock::Tick;
 use crate::engines::trtllm::Snowflake;
 use crate::fleet::Fleet;
-use crate::knobs::Knobs;
-use crate::load::{Ledger, Sessions, SweepReason, Unserved};
+use crate::knobs::{Knobs, StrategyNote};
+use crate::load::{Ledger, Sessions, SweepReason, Unserved, Users};
 use crate::prefix::{HashSeed, PrefixIndex};
 use crate::rng::Seeds;
 use crate::routing::Journal;
@@ -54,6 +54,10 @@ pub struct World {
     pub ledger: Arc<Ledger>,
     /// Last prompt sizes of sessions.
     pub sessions: Arc<Sessions>,
+    /// Tokens of users, for strategies that count them.
+    pub users: Arc<Users>,
+    /// A bit for each name of [`crate::knobs::REGISTERED`] of which the log has been told that another strategy serves it.
+    replaced: AtomicU32,
     /// The last decisions.
     pub journal: Arc<Journal>,
     /// Requests refused because their model has no ready pod.
@@ -85,6 +89,8 @@ impl World {
             attempts: Seeds::new(attempts),
             ledger: Arc::default(),
             sessions: Arc::new(Sessions::new(knobs.max_sessions, sessions)),
+            users: Arc::default(),
+            replaced: AtomicU32::new(0),
             journal: Arc::default(),
             unserved: Arc::default(),
             machine_is_agreed: AtomicBool::new(knobs.trt_machine_id.is_some()),
@@ -122,6 +128,16 @@ impl World {
     pub fn agree_on_machine(&self, number: u16) {
         self.snowflake.set_machine(number);
         self.machine_is_agreed.store(true, Ordering::Relaxed);
+    }
+
+    /// A request names a strategy that another one serves: the log says so once.
+    pub(super) fn note_replaced(&self, index: usize) {
+        let bit = 1_u32.checked_shl(u32::try_from(index).unwrap_or(u32::MAX)).unwrap_or(0);
+        if let Some(text) = (StrategyNote { replaced: Some(index), alone: None }).text()
+            && self.replaced.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        {
+            tracing::warn!(strategy = text, "a request names a strategy that is served by another one");
+        }
     }
 
     /// The next id of a TensorRT-LLM request. Warns once when it may be that of another replica.

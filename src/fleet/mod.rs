@@ -15,8 +15,10 @@ mod routes;
 mod selector;
 mod signals;
 mod snapshot;
+mod strategy_fields;
 #[cfg(test)]
 mod tests;
+mod values;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,11 +34,11 @@ pub use hints::{Features, Hints};
 pub use profile::{AUTO, BucketRange, ModelConfig, Profile, ProfileError, RateLimit};
 pub use routes::{ROUTE_NAMESPACE, RouteFault, RouteParent, RouteTable, route_name};
 pub use selector::{MAX_SELECTOR_BYTES, MAX_SELECTOR_REQUIREMENTS, Selector, SelectorError};
-pub use signals::Signals;
+pub use signals::{Adapters, Signals};
 pub use snapshot::{Fleet, Model, PartialRoleset, Roleset, Snapshot};
 
 use crate::knobs::KvConnector;
-use crate::load::{Health, LoadCell, Mark, PlanePort};
+use crate::load::{Health, LoadCell, Mark, PlanePort, RecentWork};
 use crate::telemetry::PodLabels;
 
 /// A pod's name: unique among living pods.
@@ -273,6 +275,8 @@ pub struct PodState {
     pub load: Arc<LoadCell>,
     /// What its last requests came to. Not shared with an earlier sighting: it came back, so it may have recovered.
     pub health: Arc<Health>,
+    /// What it was given lately, for strategies that weigh that.
+    pub recent: RecentWork,
     /// The last scraped engine metrics.
     pub signals: ArcSwap<Signals>,
     /// A hand-off of this prefill pod could not be used, and the log says so.
@@ -299,6 +303,7 @@ impl PodState {
             slot,
             load,
             health: Arc::default(),
+            recent: RecentWork::default(),
             signals: ArcSwap::from_pointee(Signals::unknown()),
             handoff_lost: AtomicBool::new(false),
             page: ArcSwapOption::empty(),

@@ -11,7 +11,11 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::Hints;
-use crate::knobs::{BucketServeMode, DecodePolicy, DecodeTimer, MAX_TOKENS, PdKnobs, PrefillPolicy, parse_strategy};
+use super::values::{
+    NUMBER_OF_SECONDS, bucket_serve_mode, decimal_seconds_or_zero, decode_policy, percent, positive, positive_tokens,
+    positive_whole, prefill_policy, seconds_or_zero, share, shown, whole,
+};
+use crate::knobs::{DecodeTimer, PdKnobs, parse_strategy};
 
 /// The value of the request header `config-profile` that leaves the choice to the hints; any case.
 pub const AUTO: &str = "auto";
@@ -31,20 +35,20 @@ pub struct BucketRange {
 }
 
 /// How many requests per second the model takes from this replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RateLimit {
     /// `requestsPerSecond`: in all.
     Model(u32),
     /// `requestsPerSecondPerReplica`: for every routable pod of the model.
-    PerReplica(u32),
+    PerReplica(f64),
 }
 
 impl RateLimit {
-    /// Requests per second while so many pods are routable.
+    /// Requests per second while so many pods are routable: whole ones, and one at least.
     pub fn per_second(self, replicas: usize) -> u32 {
         match self {
             RateLimit::Model(limit) => limit,
-            RateLimit::PerReplica(limit) => limit.saturating_mul(u32::try_from(replicas).unwrap_or(u32::MAX)),
+            RateLimit::PerReplica(limit) => ((limit * replicas as f64) as u32).max(u32::from(replicas > 0)),
         }
     }
 }
@@ -58,6 +62,8 @@ pub struct Profile {
     pub routing_strategy: Option<Arc<str>>,
     /// `requestsPerSecondPerReplica`, else `requestsPerSecond`.
     pub rate_limit: Option<RateLimit>,
+    /// `ttftThresholdS`: a later first token is a slow one. `None` = by the gateway's own threshold.
+    pub ttft_threshold: Option<Duration>,
     /// Which requests that ask for `auto` it suits. None when one of them is unusable: the profile then suits no
     /// request, rather than more than was meant.
     pub hints: Hints,
@@ -74,6 +80,9 @@ pub struct Profile {
 pub struct ModelConfig {
     /// `lockedRoutingStrategy`: wins over everything a request says.
     pub locked_strategy: Option<Arc<str>>,
+    /// `disableRequestRoutingOverrides`: the headers `routing-strategy`, `config-profile` and `external-filter` of requests
+    /// do not count.
+    pub ignores_requests: bool,
     /// `defaultProfile`.
     pub default_profile: Option<Arc<str>>,
     /// Profiles by name.
@@ -103,12 +112,14 @@ impl ModelConfig {
     /// differ on purpose.
     pub fn same_for_requests(&self, other: &ModelConfig) -> bool {
         self.locked_strategy == other.locked_strategy
+            && self.ignores_requests == other.ignores_requests
             && self.default_profile == other.default_profile
             && self.profiles.len() == other.profiles.len()
             && self.profiles.iter().zip(&other.profiles).all(|((name, mine), (other_name, theirs))| {
                 name == other_name
                     && mine.routing_strategy == theirs.routing_strategy
                     && mine.rate_limit == theirs.rate_limit
+                    && mine.ttft_threshold == theirs.ttft_threshold
                     && mine.hints == theirs.hints
                     && (Arc::ptr_eq(&mine.knobs, &theirs.knobs) || mine.knobs == theirs.knobs)
             })
@@ -122,6 +133,14 @@ fn parse(text: &str, base: &PdKnobs, warnings: &mut Vec<String>) -> Result<Model
     };
     let locked_strategy = name_field(&root, "lockedRoutingStrategy", "", warnings);
     check_lock(locked_strategy.as_deref(), warnings);
+    let ignores_requests = match root.get("disableRequestRoutingOverrides") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(value)) => *value,
+        Some(other) => {
+            warnings.push(format!("disableRequestRoutingOverrides is {}; expected true or false", shown(other)));
+            false
+        }
+    };
     let default_profile = name_field(&root, "defaultProfile", "", warnings);
     let mut profiles = BTreeMap::new();
     match root.get("profiles") {
@@ -145,7 +164,7 @@ fn parse(text: &str, base: &PdKnobs, warnings: &mut Vec<String>) -> Result<Model
     {
         warnings.push(format!("defaultProfile names {name:?}, which does not exist"));
     }
-    Ok(ModelConfig { locked_strategy, default_profile, profiles })
+    Ok(ModelConfig { locked_strategy, ignores_requests, default_profile, profiles })
 }
 
 fn parse_profile(name: &str, entry: &Value, base: &PdKnobs, warnings: &mut Vec<String>) -> Option<Profile> {
@@ -156,9 +175,6 @@ fn parse_profile(name: &str, entry: &Value, base: &PdKnobs, warnings: &mut Vec<S
     let place = format!("profile {name:?}: ");
     let routing_strategy = name_field(entry, "routingStrategy", &place, warnings);
     let routing_strategy = usable_strategy(routing_strategy, &place, warnings);
-    for field in LATER_IN_PROFILE.iter().filter(|field| entry.contains_key(**field)) {
-        warnings.push(format!("{place}{field} is not built yet; it has no effect"));
-    }
     let empty = Map::new();
     let config = match entry.get("routingConfig") {
         None | Some(Value::Null) => &empty,
@@ -169,6 +185,8 @@ fn parse_profile(name: &str, entry: &Value, base: &PdKnobs, warnings: &mut Vec<S
         }
     };
     let rate_limit = rate_limit(entry, &place, warnings);
+    let requests_inflight = limit_field(entry, "requestsInflight", &place, warnings);
+    let ttft_threshold = ttft_threshold(entry, &place, warnings);
     if name.trim().eq_ignore_ascii_case(AUTO) {
         warnings.push(format!("{place}no request can ask for it by name, since that means the choice by hints"));
     }
@@ -176,26 +194,57 @@ fn parse_profile(name: &str, entry: &Value, base: &PdKnobs, warnings: &mut Vec<S
     let hints = fields.hints();
     let bucket = fields.bucket();
     let combined = fields.take(&[""], "combined", "true or false", Value::as_bool).unwrap_or(false);
-    let knobs = Arc::new(fields.knobs(base));
-    Some(Profile { name: Arc::from(name), routing_strategy, rate_limit, hints, bucket, combined, knobs })
+    let mut knobs = fields.knobs(base);
+    knobs.strategies.requests_inflight = requests_inflight.map(u64::from);
+    let knobs = Arc::new(knobs);
+    Some(Profile {
+        name: Arc::from(name),
+        routing_strategy,
+        rate_limit,
+        ttft_threshold,
+        hints,
+        bucket,
+        combined,
+        knobs,
+    })
 }
 
-/// A limit that is not a whole number above 0 is none.
+/// `requestsPerSecondPerReplica` wins over `requestsPerSecond`.
 fn rate_limit(entry: &Map<String, Value>, place: &str, warnings: &mut Vec<String>) -> Option<RateLimit> {
-    let mut read = |field: &str| {
-        let value = entry.get(field).filter(|value| !value.is_null())?;
-        let limit = positive_whole(value).and_then(|limit| u32::try_from(limit).ok());
-        if limit.is_none() {
-            warnings.push(format!(
-                "{place}{field} is {}; expected a whole number from 1 to {}; it is ignored",
-                shown(value),
-                u32::MAX
-            ));
-        }
-        limit
+    const PER_REPLICA: &str = "requestsPerSecondPerReplica";
+    let whole = limit_field(entry, "requestsPerSecond", place, warnings).map(RateLimit::Model);
+    let Some(fraction) = entry.get(PER_REPLICA).and_then(Value::as_f64).filter(|limit| limit.fract() > 0.0) else {
+        return limit_field(entry, PER_REPLICA, place, warnings)
+            .map(|limit| RateLimit::PerReplica(limit.into()))
+            .or(whole);
     };
-    let (per_replica, whole) = (read("requestsPerSecondPerReplica"), read("requestsPerSecond"));
-    per_replica.map(RateLimit::PerReplica).or(whole.map(RateLimit::Model))
+    if fraction < 1.0 {
+        let needed = (1.0 / fraction).ceil();
+        warnings.push(format!("{place}{PER_REPLICA} is {fraction}: with fewer than {needed} pods it is 1 in all"));
+    }
+    Some(RateLimit::PerReplica(fraction.min(f64::from(u32::MAX))))
+}
+
+/// A limit: 0 is none, and so is what is not a whole number.
+fn limit_field(entry: &Map<String, Value>, field: &str, place: &str, warnings: &mut Vec<String>) -> Option<u32> {
+    let value = entry.get(field).filter(|value| !value.is_null())?;
+    let limit = whole(value).and_then(|limit| u32::try_from(limit).ok());
+    if limit.is_none() {
+        let (shown, most) = (shown(value), u32::MAX);
+        warnings.push(format!("{place}{field} is {shown}; expected a whole number from 0 to {most}; it is ignored"));
+    }
+    limit.filter(|limit| *limit > 0)
+}
+
+/// 0 leaves the gateway's own in force.
+fn ttft_threshold(entry: &Map<String, Value>, place: &str, warnings: &mut Vec<String>) -> Option<Duration> {
+    let value = entry.get("ttftThresholdS").filter(|value| !value.is_null())?;
+    let time = decimal_seconds_or_zero(value);
+    if time.is_none() {
+        warnings
+            .push(format!("{place}ttftThresholdS is {}; expected {NUMBER_OF_SECONDS}; it is ignored", shown(value)));
+    }
+    time.filter(|time| !time.is_zero())
 }
 
 /// A lock to a strategy that does not exist stays in force, and its requests are refused: to ignore it would open what
@@ -205,10 +254,18 @@ fn check_lock(strategy: Option<&str>, warnings: &mut Vec<String>) {
         let name = shown_name(strategy);
         warnings.push(format!("lockedRoutingStrategy is {name:?} ({error}): requests that it applies to get 400"));
     }
+    note_strategy(strategy, "lockedRoutingStrategy", warnings);
+}
+
+/// Says once what a name comes to that is not served as it stands.
+fn note_strategy(strategy: Option<&str>, place: &str, warnings: &mut Vec<String>) {
+    let note = strategy.and_then(|name| parse_strategy(name).ok()?.1.text());
+    warnings.extend(note.map(|note| format!("{place}: {note}")));
 }
 
 /// A profile's strategy that does not exist is ignored (user report R92), so that a slip of the pen is no outage.
 fn usable_strategy(strategy: Option<Arc<str>>, place: &str, warnings: &mut Vec<String>) -> Option<Arc<str>> {
+    note_strategy(strategy.as_deref(), &format!("{place}routingStrategy"), warnings);
     let Some(error) = strategy.as_deref().and_then(|name| parse_strategy(name).err()) else { return strategy };
     let name = shown_name(strategy.as_deref());
     warnings.push(format!("{place}routingStrategy is {name:?} ({error}); it is ignored"));
@@ -233,22 +290,18 @@ fn name_field(object: &Map<String, Value>, field: &str, place: &str, warnings: &
 }
 
 /// The fields of one `routingConfig`.
-struct Fields<'a> {
-    config: &'a Map<String, Value>,
-    place: String,
-    warnings: &'a mut Vec<String>,
+pub(super) struct Fields<'a> {
+    pub(super) config: &'a Map<String, Value>,
+    pub(super) place: String,
+    pub(super) warnings: &'a mut Vec<String>,
 }
-
-/// Fields beside `routingConfig` that the reference gateway acts on and this version does not: whoever sets one must not
-/// believe in it.
-const LATER_IN_PROFILE: &[&str] = &["requestsInflight", "ttftThresholdS"];
 
 /// Where a per-request knob is looked for, in this order.
 const KNOB_PLACES: &[&str] = &["pd", ""];
 
 impl<'a> Fields<'a> {
     fn new(config: &'a Map<String, Value>, place: String, warnings: &'a mut Vec<String>) -> Fields<'a> {
-        for group in ["pd", "prefixCache"] {
+        for group in ["pd", "prefixCache", "loadBalance", "vtc", "preble", "autoBlend"] {
             if config.get(group).is_some_and(|value| !value.is_object() && !value.is_null()) {
                 warnings.push(format!("{place}routingConfig.{group} is not an object and is ignored"));
             }
@@ -258,7 +311,7 @@ impl<'a> Fields<'a> {
 
     /// The first usable value of `field` in the named groups (`""` = `routingConfig` itself). Each unusable one on
     /// the way costs a warning that says what was `expected`.
-    fn take<T>(
+    pub(super) fn take<T>(
         &mut self,
         groups: &[&str],
         field: &str,
@@ -396,67 +449,7 @@ impl<'a> Fields<'a> {
         if let Some(factor) = self.take(&["prefixCache"], "standardDeviationFactor", number, positive) {
             k.standard_deviation_factor = factor;
         }
+        self.strategies(&mut knobs.strategies);
         knobs
     }
-}
-
-/// A whole number, also when it is written as `5.0`.
-fn whole(value: &Value) -> Option<i64> {
-    value
-        .as_i64()
-        .or_else(|| value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 1e15).map(|n| n as i64))
-}
-
-fn positive_whole(value: &Value) -> Option<u64> {
-    whole(value).filter(|&number| number > 0).map(i64::unsigned_abs)
-}
-
-fn positive_tokens(value: &Value) -> Option<u64> {
-    positive_whole(value).filter(|tokens| *tokens <= MAX_TOKENS)
-}
-
-/// Bounded to 32 bits, so that no sum of times leaves the time line.
-fn seconds_or_zero(value: &Value) -> Option<Duration> {
-    whole(value).and_then(|seconds| u32::try_from(seconds).ok()).map(|seconds| Duration::from_secs(seconds.into()))
-}
-
-const NUMBER_OF_SECONDS: &str = "a number of seconds, 0 or more";
-
-fn decimal_seconds_or_zero(value: &Value) -> Option<Duration> {
-    value.as_f64().filter(|seconds| (0.0..=f64::from(u32::MAX)).contains(seconds)).map(Duration::from_secs_f64)
-}
-
-fn share(value: &Value) -> Option<f64> {
-    value.as_f64().filter(|share| (0.0..=1.0).contains(share))
-}
-
-fn positive(value: &Value) -> Option<f64> {
-    value.as_f64().filter(|number| number.is_finite() && *number > 0.0)
-}
-
-fn percent(value: &Value) -> Option<u8> {
-    whole(value).and_then(|number| u8::try_from(number).ok()).filter(|&number| number <= 100)
-}
-
-fn prefill_policy(value: &Value) -> Option<PrefillPolicy> {
-    PrefillPolicy::parse(&value.as_str()?.trim().to_ascii_lowercase())
-}
-
-fn decode_policy(value: &Value) -> Option<DecodePolicy> {
-    DecodePolicy::parse(&value.as_str()?.trim().to_ascii_lowercase())
-}
-
-/// Exactly one of the two names (reference section 2.4).
-fn bucket_serve_mode(value: &Value) -> Option<BucketServeMode> {
-    [BucketServeMode::Throughput, BucketServeMode::Rps].into_iter().find(|mode| value.as_str() == Some(mode.name()))
-}
-
-/// A value for a warning, cut to a readable length.
-fn shown(value: &Value) -> String {
-    const LONGEST: usize = 60;
-    let text = value.to_string();
-    if text.chars().count() <= LONGEST {
-        return text;
-    }
-    text.chars().take(LONGEST).chain("...".chars()).collect()
 }

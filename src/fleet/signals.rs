@@ -1,5 +1,6 @@
 //! The last scraped engine metrics of one pod.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Tick;
@@ -30,6 +31,45 @@ pub struct Signals {
     pub foreign_running: f64,
     /// Requests per second completed through this gateway over the last minute (decode pods).
     pub drain_rate: Option<f64>,
+    /// LoRA adapters that the engine has or is about to load.
+    pub adapters: Option<Arc<Adapters>>,
+}
+
+/// Most adapters of one engine that are remembered.
+const MAX_ADAPTERS: usize = 256;
+
+/// What an engine says of its LoRA adapters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Adapters {
+    /// How many it can have loaded at a time.
+    pub max: u32,
+    /// Hashes of the names of those that run or wait, ascending.
+    names: Vec<u64>,
+}
+
+impl Adapters {
+    /// From lists of names, separated by commas; only so many count.
+    pub fn new(max: u32, lists: [&str; 2]) -> Adapters {
+        let names = lists.into_iter().flat_map(|list| list.split(',')).map(str::trim).filter(|name| !name.is_empty());
+        let mut names: Vec<u64> = names.take(MAX_ADAPTERS).map(hash).collect();
+        names.sort_unstable();
+        names.dedup();
+        Adapters { max, names }
+    }
+
+    /// The adapter is loaded, or about to be.
+    pub fn has(&self, name: &str) -> bool {
+        self.names.binary_search(&hash(name)).is_ok()
+    }
+
+    /// Another one can be loaded without one that has to go.
+    pub fn has_room(&self) -> bool {
+        self.names.len() < self.max as usize
+    }
+}
+
+fn hash(name: &str) -> u64 {
+    xxhash_rust::xxh64::xxh64(name.as_bytes(), 0)
 }
 
 impl Signals {

@@ -44,6 +44,17 @@ pub fn configuration_markdown() -> String {
     page
 }
 
+/// The table of strategies in `docs/strategies.md`.
+#[cfg(test)]
+pub(crate) fn registered_markdown() -> String {
+    let mut table = String::from("| name | served as | what is the same and what is not |\n|---|---|---|\n");
+    for entry in super::REGISTERED {
+        let served = if entry.name == entry.served_as { String::new() } else { format!("`{}`", entry.served_as) };
+        let _ = writeln!(table, "| `{}` | {served} | {} |", entry.name, entry.what);
+    }
+    table
+}
+
 /// Every variable that acts, with the profile field that overrides it (under `routingConfig`; empty = none).
 #[cfg(test)]
 pub(crate) fn described() -> Vec<(&'static str, &'static str)> {

@@ -20,6 +20,7 @@ mod parse;
 mod plane;
 mod read;
 mod settings;
+mod strategies;
 mod strategy;
 mod tls;
 
@@ -42,11 +43,15 @@ pub use models::ModelKnobs;
 pub use otel::{OtelKnobs, OtlpProtocol, OtlpTls, TraceSampler};
 pub use parse::MAX_TOKENS;
 pub use plane::{Grade, PlaneKnobs, RateFallback, RedisTarget};
-pub use strategy::{MAX_STRATEGY_WEIGHT, STRATEGIES, StrategyError, StrategyWeights, parse_strategy};
+pub use strategies::{GateKnobs, Gpu, LoraThreshold, PrebleKnobs, StrategyKnobs, VtcKnobs};
+pub use strategy::{
+    MAX_STRATEGY_WEIGHT, REGISTERED, Registered, STRATEGIES, StrategyError, StrategyNote, StrategyWeights,
+    parse_strategy,
+};
 pub use tls::{EngineTlsKnobs, TlsFiles, TlsKnobs};
 
 #[cfg(test)]
-pub(crate) use docs::{assert_generated, described, inert_names};
+pub(crate) use docs::{assert_generated, described, inert_names, registered_markdown};
 
 /// How a prefill pod is scored. Names are those of `AIBRIX_PREFILL_SCORE_POLICY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -264,6 +269,8 @@ pub struct PdKnobs {
     pub mooncake_port: u16,
     /// `AIBRIX_KV_CONNECTOR_TYPE` (`shfs`); a prefill pod's label `model.aibrix.ai/kv-connector-type` wins.
     pub kv_connector: KvConnector,
+    /// What strategies other than `pd` go by.
+    pub strategies: StrategyKnobs,
 }
 
 impl Default for PdKnobs {
@@ -296,6 +303,7 @@ impl Default for PdKnobs {
             trt_generation_first: false,
             mooncake_port: 8998,
             kv_connector: KvConnector::Shfs,
+            strategies: StrategyKnobs::default(),
         }
     }
 }

@@ -33,6 +33,11 @@ pub(super) fn positive_number(text: &str) -> Result<f64, Expected> {
     text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0).ok_or("a finite number above 0")
 }
 
+/// A finite number, 0 included.
+pub(super) fn weight(text: &str) -> Result<f64, Expected> {
+    text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0).ok_or("a finite number, 0 or more")
+}
+
 /// A whole percentage.
 pub(super) fn percentage(text: &str) -> Result<u8, Expected> {
     text.parse().ok().filter(|percent| *percent <= 100).ok_or("a whole number from 0 to 100")

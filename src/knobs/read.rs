@@ -8,7 +8,7 @@ use super::parse::{self, Expected};
 use super::{
     Addressing, Drain, Ejection, Knobs, KvConnector, LogFormat, LogKnobs, MetricLabels, PdKnobs, PrefixKnobs,
     ScrapeKnobs, Secret, Tokenizer, api, carried, decode, engine_auth, inert, kubernetes, limits, models, otel,
-    parse_strategy, plane, settings, tls,
+    parse_strategy, plane, settings, strategies, tls,
 };
 
 /// How much of a bad value a warning repeats.
@@ -205,6 +205,9 @@ impl Knobs {
             Err(_) => Err("a routing strategy or a list like least-request:2,prefix-cache"),
         };
         let routing_algorithm = reader.optional("ROUTING_ALGORITHM", strategy, String::clone);
+        if let Some(note) = routing_algorithm.as_deref().and_then(|name| parse_strategy(name).ok()?.1.text()) {
+            reader.warn(&format!("ROUTING_ALGORITHM: {note}"));
+        }
         let auth_bearer_token = reader.secret("AIBRIX_AUTH_BEARER_TOKEN");
         let disable_rate_limiting =
             reader.value("AIBRIX_DISABLE_RATE_LIMITING", false, parse::boolean, bool::to_string);
@@ -409,6 +412,7 @@ fn read_pd(reader: &mut Reader<'_>, refusals: &mut Vec<String>) -> PdKnobs {
             u16::to_string,
         ),
         kv_connector: read_connector(reader, default.kv_connector, refusals),
+        strategies: strategies::read(reader),
     }
 }
 

@@ -8,6 +8,7 @@ mod models;
 mod otel;
 mod plane;
 mod prefix;
+mod strategies;
 mod tls;
 
 /// One variable for the reader of the documentation.
@@ -438,6 +439,7 @@ pub(super) const GROUPS: &[Group] = &[
     engines::METRICS,
     prefix::PREFIX,
     api::API,
+    strategies::STRATEGIES,
     kubernetes::KUBERNETES,
     models::MODELS,
     engine_auth::ENGINE_AUTH,

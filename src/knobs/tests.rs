@@ -38,6 +38,16 @@ fn generated_configuration_page() {
     assert_generated("docs/configuration.md", &configuration_markdown());
 }
 
+/// The page shows every name that the code knows, and nothing else.
+#[test]
+fn generated_table_of_strategies() {
+    let (begin, end) = ("<!-- registered: begin -->\n", "<!-- registered: end -->");
+    let page = include_str!("../../docs/strategies.md");
+    let (before, rest) = page.split_once(begin).unwrap();
+    let (_, after) = rest.split_once(end).unwrap();
+    assert_generated("docs/strategies.md", &format!("{before}{begin}{}{end}{after}", registered_markdown()));
+}
+
 #[test]
 fn the_table_and_the_reader_agree() {
     let (_, report) = read(&[]);
@@ -155,7 +165,7 @@ fn r92_bad_values_keep_the_default() {
         ("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", "4MiB"),
         ("ROUTING_ALGORITHM", "round-robin"),
         ("ROUTING_ALGORITHM", "least-request:1000001"),
-        ("ROUTING_ALGORITHM", "pd:2,random"),
+        ("ROUTING_ALGORITHM", "pd:2,random,"),
         ("TANDEM_MAX_STREAMS", "0"),
         ("TANDEM_DRAIN_TIMEOUT_SECONDS", "-1"),
         ("TANDEM_LOG", "tandem=nonsense"),

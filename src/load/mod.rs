@@ -21,6 +21,8 @@ mod sync;
 mod tests;
 mod tokens;
 mod unserved;
+mod users;
+mod window;
 
 pub use cell::{DecodeCharge, LoadCell, LoadView, PrefillCharge};
 pub use claim::{SweepReason, TokenLoad, TokenView};
@@ -38,3 +40,5 @@ pub use sessions::{MAX_SESSION_KEY, Sessions};
 pub use share::{SHARE_TIME_ZERO_MS, Share, pod_id};
 pub use tokens::TokenCharge;
 pub use unserved::{UNSERVED_WINDOW, Unserved};
+pub use users::{MAX_USERS, UserTokens, Users};
+pub use window::{RecentWork, Window};

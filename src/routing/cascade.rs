@@ -6,8 +6,8 @@ use super::eligibility::{Candidate, Eligible, Pool};
 use super::least::{Least, least};
 use super::{
     Context, Decision, Explanation, FastPaths, Fate, MissingSignals, RequestFacts, RoutingError, Scores, SingleReason,
-    Strategy, Target, Ties, TokenCost, band, combined, decode, ejections, explain, pair, plain, prefill, together,
-    unsplittable,
+    Strategy, Target, Ties, TokenCost, band, capacity, combined, decode, ejections, explain, pair, plain, prefill,
+    together, unsplittable,
 };
 use crate::fleet::{Model, Pod};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
@@ -33,6 +33,14 @@ pub(super) fn decide(
 ) -> Result<Decision, RoutingError> {
     let Eligible { pool, exclusions, left_out, ignored } = eligible;
     let Question { request, strategy, knobs, context, .. } = question;
+    let narrowed;
+    let (pool, matches) = match knobs.strategies.requests_inflight {
+        None => (pool, matches),
+        Some(limit) => {
+            narrowed = capacity::narrow(pool, matches, exclusions, limit, context)?;
+            (&narrowed.0, &narrowed.1)
+        }
+    };
     let mut rng = Rng::new(context.seed);
     let single = |pod: &Arc<Pod>, reason, candidates, scores, fast_paths| Decision {
         target: Target::Single { pod: Arc::clone(pod), reason },
@@ -51,13 +59,20 @@ pub(super) fn decide(
     };
     let decision = match pool {
         Pool::Any(pods) => {
-            let request = plain::Request { affinity: request.affinity, matches, knobs };
+            let (affinity, user, model) = (request.affinity, request.user, &*question.model.name);
+            let request = plain::Request { model, affinity, user, matches, knobs };
             plain::pick(pods, strategy, request, context, &mut rng).map(|pick| Decision {
                 prefix_match_pct: matches.raw(pick.index),
                 best_match_pct: matches.best(),
                 missing: pick.missing,
                 explanation: pick.explanation,
-                ..single(pick.pod, SingleReason::Strategy, pods.len(), pick.scores, FastPaths::default())
+                ..single(
+                    pick.pod,
+                    SingleReason::Strategy,
+                    pods.len(),
+                    pick.scores,
+                    FastPaths { gate: pick.gated, ..FastPaths::default() },
+                )
             })
         }
         Pool::Combined(pods, reason @ SingleReason::CombinedUnsplittable) => {

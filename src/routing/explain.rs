@@ -256,6 +256,9 @@ impl Decision {
     /// The steps that narrowed the candidates, joined by `+`; `none` if nothing did.
     pub fn steps(&self) -> String {
         let mut steps = Vec::new();
+        if self.fast_paths.gate {
+            steps.push("imbalance_gate");
+        }
         if self.fast_paths.prefill_spread {
             steps.push("prefill_spread");
         }

@@ -43,6 +43,7 @@ impl Builder {
             name: "default".into(),
             routing_strategy: None,
             rate_limit: None,
+            ttft_threshold: None,
             hints: crate::fleet::Hints::default(),
             bucket: setup.range.map_or(BucketRange { min: 0, max: None }, |(min, max)| BucketRange { min, max }),
             combined: setup.combined,
@@ -51,6 +52,7 @@ impl Builder {
         let config = (setup.range.is_some() || setup.combined).then(|| {
             Arc::new(ModelConfig {
                 locked_strategy: None,
+                ignores_requests: false,
                 default_profile: None,
                 profiles: BTreeMap::from([("default".into(), Arc::new(profile))]),
             })

@@ -9,12 +9,15 @@
 mod band;
 mod bucket;
 mod busy;
+mod capacity;
 mod cascade;
+mod charges;
 mod combined;
 mod decode;
 mod ejections;
 mod eligibility;
 mod explain;
+mod gate;
 mod journal;
 mod least;
 mod length;
@@ -34,16 +37,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use bucket::largest_bound;
+pub use charges::Charges;
+use charges::{charge, token_charges};
 pub use explain::{Considered, DESCRIBED, DecisionRecord, Explanation, Fate, Terms, Ties};
 pub use journal::Journal;
 pub use length::PromptLength;
-pub use plain::MissingSignals;
+pub use plain::{MissingSignals, preble_cost, weighted_tokens};
 pub use strategy::{Strategy, Weights};
 
 use crate::clock::Tick;
-use crate::fleet::{Model, Pod, PodState, Selector};
+use crate::fleet::{Model, Pod, Selector};
 use crate::knobs::{DecodePolicy, PdKnobs, PrefillPolicy};
-use crate::load::{DecodeCharge, Peers, PrefillCharge, Probes, TokenCharge, TokenCharges};
+use crate::load::{Peers, UserTokens};
 use crate::prefix::PrefixIndex;
 
 /// Whether the request can be split into two legs.
@@ -73,6 +78,8 @@ pub struct RequestFacts<'a> {
     pub filter: Option<&'a Selector>,
     /// What ties the request to earlier ones.
     pub affinity: Affinity<'a>,
+    /// What the request's user was given lately, for strategies that count users.
+    pub user: Option<UserTokens>,
     /// Size of the request as the token ledgers count it: one token per four bytes of its body.
     pub prompt_tokens: u64,
     /// Tokens of the prefix key that `hashes` stands for; 0 when it was not hashed.
@@ -97,6 +104,7 @@ impl Default for RequestFacts<'_> {
             avoid: None,
             filter: None,
             affinity: Affinity::default(),
+            user: None,
         }
     }
 }
@@ -166,6 +174,8 @@ pub struct FastPaths {
     pub prefill_spread: bool,
     /// Step 2 fired, and which check did.
     pub decode: Option<DecodeFastPath>,
+    /// Ahead of a strategy other than `pd`: loads were too far apart, so only the least busy pods competed.
+    pub gate: bool,
 }
 
 /// The three checks of step 2.
@@ -247,39 +257,6 @@ pub struct Decision {
     pub explanation: Explanation,
 }
 
-/// The guards of one request's charges.
-#[derive(Debug)]
-pub struct Charges {
-    /// The prefill leg, for a pair.
-    pub prefill: Option<PrefillCharge>,
-    /// The decode or combined pod.
-    pub decode: DecodeCharge,
-    /// What the token ledgers hold of it.
-    pub tokens: TokenCharges,
-    /// Ejected pods, or an ejected pair, that this request is the one to try. Dropped without a verdict of
-    /// [`crate::load::Pairs::report`], another request may.
-    pub probes: Probes,
-    /// How often another selection of the model committed first, so that this one decided again.
-    pub conflicts: u32,
-    /// True when it was charged without the check, after too many conflicts.
-    pub blind: bool,
-}
-
-impl Charges {
-    /// Another decode pod serves the request: what the first was charged moves there. Tries of the first are
-    /// given back, if it got no verdict.
-    pub fn follow(&mut self, pod: &Arc<PodState>, ttl: Duration, now: Tick) {
-        let mut decode = DecodeCharge::open(pod);
-        decode.hand_over();
-        self.decode = decode;
-        (self.probes.decode, self.probes.pair) = (None, None);
-        if let Some(charge) = self.tokens.decode.take() {
-            self.tokens.decode = Some(TokenCharge::decode(pod, charge.tokens(), now, ttl));
-            charge.finish(now);
-        }
-    }
-}
-
 /// No target. Every variant but one is a 503 whose text says what is missing (reference section 4.1).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RoutingError {
@@ -326,6 +303,12 @@ pub enum RoutingError {
     NoOther {
         /// Routable pods of the model.
         routable: usize,
+    },
+    /// Each pod that could serve it has as many requests as its profile lets it have (a 429).
+    #[error("each pod that fits has reached the inflight limit of {limit}")]
+    Saturated {
+        /// `requestsInflight`.
+        limit: u64,
     },
     /// Bucketing is on and nothing takes this length.
     #[error("no prompt-length bucket matches prompt length {length} and no combined pods available")]
@@ -434,42 +417,5 @@ impl<'a> Prepared<'a> {
 
     fn decide(&self, question: cascade::Question<'_>) -> Result<Decision, RoutingError> {
         cascade::decide(question, &self.eligible, &self.matches)
-    }
-}
-
-/// Token charges that still have to be made; here is what they allocate.
-fn token_charges(decision: &Decision, knobs: &PdKnobs, now: Tick) -> [Option<TokenCharge>; 2] {
-    let (prefill, decode) = pods(decision);
-    let ttl = knobs.token_load_ttl;
-    [
-        prefill.zip(decision.tokens.prefill).map(|(pod, tokens)| TokenCharge::on_prefill(pod, tokens, now, ttl)),
-        decision.tokens.decode.map(|tokens| TokenCharge::on_decode(decode, tokens, now, ttl)),
-    ]
-}
-
-/// The prefill pod of a pair, and the decode or single pod.
-fn pods(decision: &Decision) -> (Option<&Arc<PodState>>, &Arc<PodState>) {
-    match &decision.target {
-        Target::Pair { prefill, decode } => (Some(&prefill.state), &decode.state),
-        Target::Single { pod, .. } => (None, &pod.state),
-    }
-}
-
-/// Charges everything that the decision costs, in the same step as the selection. Others wait: nothing but atomic
-/// steps.
-fn charge(
-    decision: &Decision,
-    [prefill_tokens, decode_tokens]: [Option<TokenCharge>; 2],
-    tries: &ejections::Tries,
-    now: Tick,
-) -> Charges {
-    let (prefill, decode) = pods(decision);
-    Charges {
-        prefill: prefill.map(PrefillCharge::open),
-        decode: DecodeCharge::open(decode),
-        tokens: TokenCharges::new(prefill_tokens.map(TokenCharge::charge), decode_tokens.map(TokenCharge::charge)),
-        probes: tries.claim(now),
-        conflicts: 0,
-        blind: false,
     }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use crate::knobs::{STRATEGIES, StrategyError, StrategyWeights, parse_strategy};
+use crate::knobs::{STRATEGIES, StrategyError, StrategyNote, StrategyWeights, parse_strategy};
 
 /// A routing strategy (`routing-strategy`). `docs/strategies.md` says what each looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +32,14 @@ pub enum Strategy {
     PrefixCache,
     /// `session-affinity`
     SessionAffinity,
+    /// `load-balance`
+    LoadBalance,
+    /// `vtc-basic`
+    VtcBasic,
+    /// `prefix-cache-preble`
+    Preble,
+    /// `lora-affinity`
+    LoraAffinity,
     /// A weighted list of at least two others, without `pd`.
     Weighted(Weights),
 }
@@ -62,16 +70,27 @@ impl Strategy {
         Strategy::PowerOfTwo,
         Strategy::PrefixCache,
         Strategy::SessionAffinity,
+        Strategy::LoadBalance,
+        Strategy::VtcBasic,
+        Strategy::Preble,
+        Strategy::LoraAffinity,
     ];
 
     /// Reads a name, or a list `a:2,b`. A list of which one member is left is that member.
     pub fn parse(text: &str) -> Result<Strategy, StrategyError> {
-        let weights = Weights(parse_strategy(text)?);
+        Strategy::parse_noting(text).map(|(strategy, _)| strategy)
+    }
+
+    /// The same, with what there is to say about the text.
+    pub fn parse_noting(text: &str) -> Result<(Strategy, StrategyNote), StrategyError> {
+        let (weights, note) = parse_strategy(text)?;
+        let weights = Weights(weights);
         let mut members = weights.members();
-        match (members.next(), members.next()) {
-            (Some((only, _)), None) => Ok(only),
-            _ => Ok(Strategy::Weighted(weights)),
-        }
+        let strategy = match (members.next(), members.next()) {
+            (Some((only, _)), None) => only,
+            _ => Strategy::Weighted(weights),
+        };
+        Ok((strategy, note))
     }
 
     /// Its name; a list as [`Strategy::parse`] takes it, in one fixed order.
@@ -102,7 +121,17 @@ impl Strategy {
     /// It asks the prefix index, so the prompt has to be hashed, and the index to be told of the pod. Whether `pd` does
     /// depends on its prefill policy.
     pub fn looks_prefixes_up(self) -> bool {
-        self.includes(Strategy::PrefixCache)
+        self.includes(Strategy::PrefixCache) || self.includes(Strategy::Preble)
+    }
+
+    /// It counts the tokens of users.
+    pub fn counts_users(self) -> bool {
+        self.includes(Strategy::VtcBasic)
+    }
+
+    /// It weighs what each pod was given lately.
+    pub fn counts_recent_work(self) -> bool {
+        self.includes(Strategy::Preble)
     }
 
     /// It honours sessions, so the answer names the pod's.
@@ -139,6 +168,7 @@ mod tests {
             ("session-affinity", false, true),
             ("session-affinity:3,prefix-cache", true, true),
             ("session-affinity:0,prefix-cache:0,random", false, false),
+            ("prefix-cache-preble", true, false),
         ] {
             let strategy = Strategy::parse(text).unwrap();
             assert_eq!((strategy.looks_prefixes_up(), strategy.keeps_sessions()), (prefixes, sessions), "{text}");

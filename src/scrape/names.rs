@@ -16,6 +16,7 @@ pub(super) enum Quantity {
     PromptTokens,
     PrefillSecondsSum,
     PrefillSecondsCount,
+    Adapters,
 }
 
 /// One name under which an engine may report a quantity.
@@ -51,6 +52,7 @@ const VLLM: &[Alias] = &[
     alias(Quantity::PromptTokens, "prompt_tokens"),
     alias(Quantity::PrefillSecondsSum, "request_prefill_time_seconds_sum"),
     alias(Quantity::PrefillSecondsCount, "request_prefill_time_seconds_count"),
+    alias(Quantity::Adapters, "lora_requests_info"),
 ];
 
 const SGLANG: &[Alias] = &[
@@ -114,5 +116,6 @@ pub(super) fn label(quantity: Quantity) -> &'static str {
         Quantity::GenerationTokens => "generation_tokens_total",
         Quantity::PromptTokens => "prompt_tokens_total",
         Quantity::PrefillSecondsSum | Quantity::PrefillSecondsCount => "request_prefill_time_seconds",
+        Quantity::Adapters => "lora_requests_info",
     }
 }

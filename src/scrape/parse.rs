@@ -5,8 +5,8 @@
 //! bytes; labels are read only in wanted lines. Each wanted name takes one small entry for each model and reporting rank.
 
 use super::names::{Names, Quantity, expected, label, names};
-use super::series::{Join, Labels, Total, split_labels, value};
-use crate::fleet::Engine;
+use super::series::{Join, Labels, Total, next_label, split_labels, value};
+use crate::fleet::{Adapters, Engine};
 
 /// What one page said. `None` = not reported (or not a number).
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,6 +31,8 @@ pub struct Page {
     pub prompt_tokens: Option<f64>,
     /// Mean of the prefill-time histogram since the engine started, seconds.
     pub prefill_seconds_mean: Option<f64>,
+    /// LoRA adapters that run or wait, and how many may be loaded.
+    pub adapters: Option<Adapters>,
     /// What this engine is expected to report and did not, by the names of the reference's section 6.2.
     pub missing: Vec<&'static str>,
 }
@@ -53,11 +55,17 @@ fn parse_text(text: &str, engine: Engine, model: &str) -> Page {
     let table = names.aliases;
     let mut totals: Vec<Total<'_>> = vec![Total::default(); table.len()];
     let one_rank = engine == Engine::Sglang;
+    // The value is the time of the report, and reports of the past stay on the page.
+    let mut latest: Option<(f64, &str)> = None;
     for line in text.split('\n') {
         let Some((index, rest)) = wanted(line, names) else { continue };
         let Some((labels, rest)) = split_labels(rest) else { continue };
         let Some(value) = value(rest) else { continue };
         let (Some(alias), Some(total)) = (table.get(index), totals.get_mut(index)) else { continue };
+        if alias.quantity == Quantity::Adapters {
+            latest = latest.filter(|(at, _)| *at > value).or(Some((value, labels)));
+            continue;
+        }
         total.add(join(alias.quantity), value, &Labels::read(labels), one_rank);
     }
     let get = |quantity: Quantity| {
@@ -79,8 +87,24 @@ fn parse_text(text: &str, engine: Engine, model: &str) -> Page {
         generation_tokens: get(Quantity::GenerationTokens),
         prompt_tokens: get(Quantity::PromptTokens),
         prefill_seconds_mean: mean,
+        adapters: latest.map(|(_, labels)| adapters(labels)),
         missing: expected(engine).iter().filter(|quantity| get(**quantity).is_none()).map(|q| label(*q)).collect(),
     }
+}
+
+/// What the labels of vLLM's report of its adapters say.
+fn adapters(mut labels: &str) -> Adapters {
+    let (mut max, mut running, mut waiting) = (0, "", "");
+    while let Some((name, text, rest)) = next_label(labels) {
+        labels = rest;
+        match name {
+            "max_lora" => max = text.parse().unwrap_or(0),
+            "running_lora_adapters" => running = text,
+            "waiting_lora_adapters" => waiting = text,
+            _ => {}
+        }
+    }
+    Adapters::new(max, [running, waiting])
 }
 
 /// The alias a line is about, and the rest of the line from its `{` or blank on.

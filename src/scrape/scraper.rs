@@ -269,6 +269,7 @@ impl Derived {
             prefill_seconds_mean: page.prefill_seconds_mean,
             foreign_running: (page.running.unwrap_or(0.0) - own as f64).max(0.0),
             drain_rate: drain,
+            adapters: page.adapters.clone().map(Arc::new),
         }
     }
 }

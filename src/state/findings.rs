@@ -40,6 +40,13 @@ pub enum Finding {
         /// The decode pod.
         decode: u64,
     },
+    /// A user was given so many weighted tokens. (A replica that does not know this kind yet drops what is told with it.)
+    User {
+        /// [`crate::load::Users::number`] of its name.
+        user: u64,
+        /// Tokens.
+        tokens: u64,
+    },
 }
 
 impl Finding {
@@ -84,10 +91,11 @@ mod tests {
                 Finding::Session { session: 5, tokens: 6 },
                 Finding::PodFails { pod: 7 },
                 Finding::PairFails { prefill: 8, decode: 9 },
+                Finding::User { user: 10, tokens: 11 },
             ],
         };
         let bytes = encode(&told).unwrap();
-        assert_eq!(bytes, [0xd7, 2, 1, 4, 0, 2, 2, 3, 4, 1, 5, 6, 2, 7, 3, 8, 9]);
+        assert_eq!(bytes, [0xd7, 2, 1, 5, 0, 2, 2, 3, 4, 1, 5, 6, 2, 7, 3, 8, 9, 4, 10, 11]);
         assert_eq!(decode::<Told>(&bytes), Ok(told));
     }
 

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{PodLabels, RetryReason};
 use crate::clock::Tick;
@@ -140,6 +141,8 @@ pub struct RequestRecord {
     pub outcome: Outcome,
     /// Token usage, when the engine reported it.
     pub usage: Option<Usage>,
+    /// A first token later than this is slow; `None` = by the gateway's own threshold.
+    pub ttft_threshold: Option<Duration>,
     /// Moments.
     pub timings: Timings,
 }
@@ -171,6 +174,7 @@ impl RequestRecord {
             status: 499,
             outcome: Outcome::ClientGone,
             usage: None,
+            ttft_threshold: None,
             timings: Timings::default(),
         }
     }

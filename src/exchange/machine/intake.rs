@@ -201,7 +201,8 @@ impl Exchange {
         if let Some(error) = self.without_pods(now, &model, effects) {
             return self.refuse(now, error, effects);
         }
-        let wanted = self.head.as_ref().and_then(|head| text(&head.headers, "config-profile"));
+        let closed = model.config.as_deref().is_some_and(|config| config.ignores_requests);
+        let wanted = self.head.as_ref().filter(|_| !closed).and_then(|head| text(&head.headers, "config-profile"));
         if !auto::asked_for(wanted) {
             let wanted = wanted.map(str::to_owned);
             return self.plan(now, body, model, wanted, None, effects);
@@ -363,6 +364,8 @@ impl Exchange {
         let headers = self.head.as_ref().map_or(&none, |head| &head.headers);
         let plan = plan::plan(self.adapter, &model, headers, profile, &body, &self.world.knobs)?;
         self.record.strategy = plan.strategy.map(Strategy::name);
+        self.record.ttft_threshold = plan.ttft_threshold;
+        self.note_strategy(plan.note);
         if plan.strategy.is_none() {
             let route = self.world.fleet.routes().check(&model.name);
             route.map_err(|fault| ApiError::new(Reason::NoRoute, fault.to_string()))?;

@@ -17,6 +17,7 @@ use crate::exchange::admission::Reservation;
 use crate::exchange::answer;
 use crate::exchange::event::{Adapter, Effect, LookupCall, RoutePlan};
 use crate::exchange::headers::leg_headers;
+use crate::exchange::native::native_path;
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::session::{SESSION_ID, session_id};
@@ -29,6 +30,9 @@ use crate::routing::{
     self, Context, Decision, DecisionRecord, RequestFacts, RoutingError, SingleReason, Strategy, Target,
 };
 use crate::telemetry::PrefillStage;
+
+/// Answer header: what a strategy that was named comes to here, when another one serves it.
+const STRATEGY_NOTE: HeaderName = HeaderName::from_static("x-tandem-strategy-note");
 
 /// Decode pods that may take a request over, one after the other, when the chosen one cannot be reached.
 const MAX_FALLBACKS: usize = 3;
@@ -47,7 +51,8 @@ impl Exchange {
         let Routing { body, model, plan } = routing;
         let prompt_tokens = body.estimated_tokens(self.world.knobs.api.non_text_part_tokens);
         let session_growth = self.session_growth(now, &model, &plan, prompt_tokens);
-        let asked = Box::new(Asked { body, model, plan, prepared, session_growth });
+        let user = self.counted_user(&plan);
+        let asked = Box::new(Asked { body, model, plan, prepared, session_growth, user });
         if asked.plan.strategy.is_none() {
             self.record.timings.routed = Some(now);
             let body = engines::plain_body(&asked.body, None);
@@ -71,6 +76,9 @@ impl Exchange {
         if *error == RoutingError::NoCombined {
             return self.refuse(now, refusal(&asked.plan), effects);
         }
+        if let RoutingError::Saturated { limit } = error {
+            return self.refuse(now, saturated(&asked.model.name, *limit), effects);
+        }
         if asked.plan.strategy == Some(Strategy::Pd) {
             self.world.metrics.selection_failed(Some(&asked.model.name));
         }
@@ -89,7 +97,7 @@ impl Exchange {
         asked: Box<Asked>,
         effects: &mut Vec<Effect>,
     ) -> Result<State, (Box<Asked>, RoutingError)> {
-        let Asked { body, model, plan, prepared, session_growth } = &*asked;
+        let Asked { body, model, plan, prepared, session_growth, user } = &*asked;
         let Some(strategy) = plan.strategy else { return Err((asked, RoutingError::NoPods)) };
         let non_text_part = self.world.knobs.api.non_text_part_tokens;
         let facts = RequestFacts {
@@ -99,6 +107,7 @@ impl Exchange {
             profile: plan.profile.as_deref(),
             filter: plan.filter.as_ref(),
             affinity: plan.session.affinity(),
+            user: user.map(|user| self.world.users.look(user, now, &plan.knobs.strategies.vtc)),
             prompt_tokens: body.estimated_tokens(non_text_part),
             prefix_tokens: prepared.prefix_tokens,
             session_growth: *session_growth,
@@ -187,6 +196,7 @@ impl Exchange {
                 if decision.strategy.looks_prefixes_up() {
                     self.offer_prefix(&asked.model.name, pod, &asked.prepared.hashes, decision.prefix_match_pct);
                 }
+                self.note_work(now, &asked, decision, pod);
                 let body = engines::plain_body(&asked.body, Some(pod.spec.engine));
                 self.asked = Some(asked);
                 let state = self.hand_over(now, Some(pod), body, None, effects);
@@ -352,11 +362,18 @@ impl Exchange {
             let model = self.asked.as_ref().map(|asked| asked.body.model.to_string());
             set_headers.push(("model", model.unwrap_or_default()));
         }
+        let path = match self.native_path(pod.map(Arc::as_ref)) {
+            Some(path) => {
+                set_headers.push((":path", path.clone()));
+                path
+            }
+            None => self.path(),
+        };
         set_headers.push(("x-request-id", attempt.clone()));
         self.remark(pod.map(|pod| &*pod.address));
         let plan = RoutePlan {
             address: pod.map(|pod| Arc::clone(&pod.dial)),
-            path: self.path(),
+            path,
             set_headers,
             authorization: self.world.knobs.engine_auth.authorization.clone(),
             headers: self.leg_headers(&attempt),
@@ -383,6 +400,9 @@ impl Exchange {
         }
         if let Some(summary) = self.explanation.as_deref().and_then(|summary| HeaderValue::from_str(summary).ok()) {
             self.answer_headers.insert(HeaderName::from_static(EXPLAIN), summary);
+        }
+        if let Some(note) = self.note.text().and_then(|note| HeaderValue::from_str(&note).ok()) {
+            self.answer_headers.insert(STRATEGY_NOTE, note);
         }
         self.tell_counts();
     }
@@ -428,6 +448,13 @@ impl Exchange {
         self.attempt(Protocol::Plain).id
     }
 
+    /// The path of the pod that answers, or of any of the model's, when it is not the request's.
+    fn native_path(&self, pod: Option<&Pod>) -> Option<String> {
+        let first = || self.asked.as_ref()?.model.routable.first().map(Arc::as_ref);
+        let pod = pod.or_else(first)?;
+        native_path(pod.spec.engine_label(), self.endpoint?, &self.head.as_ref()?.path)
+    }
+
     pub(super) fn path(&self) -> String {
         self.head.as_ref().map(|head| head.path.clone()).unwrap_or_default()
     }
@@ -444,6 +471,12 @@ fn prefill_headers(mut headers: HeaderMap, found: Option<&LookedUp>) -> HeaderMa
         headers.insert(HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(*rank));
     }
     headers
+}
+
+/// What the client is told when each pod has as many requests as it may.
+fn saturated(model: &str, limit: u64) -> ApiError {
+    let text = format!("model {model} takes {limit} requests at a time on each of its pods and has them");
+    ApiError::new(Reason::PodsSaturated, text).with_header("retry-after", "1")
 }
 
 /// What the client is told of a request that has to be served whole and cannot be.

@@ -16,7 +16,7 @@ use crate::state::limits::{LimitCall, LimitRefusal, LimitVerdict, MAX_USER_NAME,
 use crate::telemetry::Outcome;
 
 /// The header that names the user (the reference gateway, section 1.3).
-const USER: &str = "user";
+pub(super) const USER: &str = "user";
 /// What the user has been charged, in the head of the answer.
 const REQUESTS: HeaderName = HeaderName::from_static("x-update-rpm");
 const TOKENS: HeaderName = HeaderName::from_static("x-update-tpm");

@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
-use super::{EXPLAIN, Exchange};
+use super::limits::USER;
+use super::{Asked, EXPLAIN, Exchange};
 use crate::bands;
 use crate::clock::Tick;
 use crate::exchange::event::RequestHead;
 use crate::exchange::headers::text;
 use crate::exchange::plan::Plan;
 use crate::fleet::{Model, Pod};
-use crate::knobs::PdKnobs;
+use crate::knobs::{PdKnobs, StrategyNote};
+use crate::load::Users;
 use crate::prefix::PrefixUpdate;
-use crate::routing::{Decision, DecisionRecord, PromptLength, Strategy, Target};
+use crate::routing::{Decision, DecisionRecord, PromptLength, Strategy, Target, preble_cost, weighted_tokens};
 use crate::state::findings::{Finding, MAX_TOLD_BLOCKS};
 use crate::telemetry::{DecisionEssentials, PrefixRouting, PrefixSelection};
 
@@ -87,6 +89,44 @@ impl Exchange {
             plane.tell(&model.name, Finding::Session { session, tokens: prompt_tokens });
         }
         sessions.grow_known(session, prompt_tokens, ttl, now)
+    }
+
+    /// What there is to say about the strategy that the request or its profile names.
+    pub(super) fn note_strategy(&mut self, note: StrategyNote) {
+        self.note = note;
+        if let Some(index) = note.replaced {
+            self.world.note_replaced(index);
+        }
+    }
+
+    /// The user of the request, when the strategy counts users.
+    pub(super) fn counted_user(&self, plan: &Plan) -> Option<u64> {
+        plan.strategy.filter(|strategy| strategy.counts_users())?;
+        // Of several, the last one counts, as for limits.
+        let name = self.head.as_ref()?.headers.get_all(USER).iter().next_back()?;
+        Users::number(name.as_bytes(), self.world.hash_seed.get())
+    }
+
+    /// What the pod and the user of the request were given, for strategies that count it: once, however often it starts
+    /// over.
+    pub(super) fn note_work(&self, now: Tick, asked: &Asked, decision: &Decision, pod: &Pod) {
+        if self.retried {
+            return;
+        }
+        let knobs = &asked.plan.knobs.strategies;
+        if let Some(user) = asked.user {
+            let prompt = asked.body.estimated_tokens(self.world.knobs.api.non_text_part_tokens);
+            let tokens = weighted_tokens(prompt, &knobs.vtc);
+            self.world.users.add(user, tokens, now, &knobs.vtc);
+            if self.world.plane.tells() {
+                self.world.plane.tell(&asked.model.name, Finding::User { user, tokens: tokens as u64 });
+            }
+        }
+        if decision.strategy.counts_recent_work() {
+            let held = decision.prefix_match_pct.unwrap_or(0);
+            let cost = preble_cost(asked.prepared.prefix_tokens, held, &knobs.preble);
+            pod.state.recent.add(cost, now, knobs.preble.window);
+        }
     }
 
     /// Tells the index that the pod is about to have this prompt in its cache, under the name of the model that was asked

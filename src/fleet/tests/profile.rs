@@ -4,7 +4,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use crate::fleet::{BucketRange, Features, Hints, ModelConfig, Profile, RateLimit};
-use crate::knobs::{BucketServeMode, DecodePolicy, PdKnobs, PrefillPolicy};
+use crate::knobs::{BucketServeMode, DecodePolicy, GateKnobs, Gpu, PdKnobs, PrefillPolicy, VtcKnobs};
 
 fn parse(text: &str) -> (ModelConfig, Vec<String>) {
     let (result, warnings) = ModelConfig::parse(text, &PdKnobs::default());
@@ -130,6 +130,30 @@ fn r92_bad_values_are_dropped_alone_with_one_warning() {
 }
 
 #[test]
+fn groups_of_strategies_are_read() {
+    let (profile, warnings) = profile(
+        r#"{"loadBalance": {"imbalanceMinGap": 12, "imbalanceFactor": 3.5},
+            "preble": {"targetGPU": "A6000", "decodingLength": 64},
+            "vtc": {"maxPodLoad": 200, "fairnessWeight": 0, "utilizationWeight": 2.5, "inputTokenWeight": 3,
+                    "outputTokenWeight": 4, "tokenTrackerMinTokens": 250}}"#,
+    );
+    assert_eq!(warnings, Vec::<String>::new());
+    let knobs = &profile.knobs.strategies;
+    assert_eq!(knobs.gate, GateKnobs { spread: 11, factor: Some(3.5) });
+    assert_eq!((knobs.preble.gpu, knobs.preble.decoding_length), (Gpu::A6000, 64));
+    let vtc = VtcKnobs {
+        max_pod_load: 200.0,
+        fairness_weight: 0.0,
+        utilization_weight: 2.5,
+        input_weight: 3.0,
+        output_weight: 4.0,
+        min_tokens: 250.0,
+        ..VtcKnobs::default()
+    };
+    assert_eq!(knobs.vtc, vtc);
+}
+
+#[test]
 fn null_and_unknown_fields_are_silent() {
     let (profile, warnings) =
         profile(r#"{"pd": null, "combined": null, "minMatchPct": null, "futureKnob": 5, "pd2": 1}"#);
@@ -137,23 +161,38 @@ fn null_and_unknown_fields_are_silent() {
 }
 
 #[test]
-fn r92_what_has_no_effect_yet_is_said() {
-    let (_, warnings) = parse(
+fn r92_what_is_not_as_it_looks_is_said() {
+    let (config, warnings) = parse(
         r#"{"lockedRoutingStrategy": "PD", "profiles": {
-            "a": {"routingStrategy": "a:2,b", "requestsInflight": 5, "ttftThresholdS": 1},
-            "b": {"routingStrategy": "least-request:2,prefix-cache"}}}"#,
+            "a": {"routingStrategy": "a:2,b", "requestsInflight": 5, "ttftThresholdS": 2},
+            "b": {"routingStrategy": "least-request:2,prefix-cache", "requestsInflight": -1, "ttftThresholdS": "1"},
+            "c": {"routingStrategy": "slo", "requestsInflight": 0, "ttftThresholdS": 0,
+                  "routingConfig": {"autoBlend": {"loadBalanceWeight": 2}, "loadBalance": {"queuedWeight": 0.5}}},
+            "d": {"routingStrategy": "pd,random", "requestsPerSecondPerReplica": 0.3}}}"#,
     );
     let expected = [
         r#"lockedRoutingStrategy is "PD" (no such strategy): requests that it applies to get 400"#,
         r#"profile "a": routingStrategy is "a:2,b" (no such strategy); it is ignored"#,
-        r#"profile "a": requestsInflight is not built yet; it has no effect"#,
-        r#"profile "a": ttftThresholdS is not built yet; it has no effect"#,
+        r#"profile "b": requestsInflight is -1; expected a whole number from 0 to 4294967295; it is ignored"#,
+        r#"profile "b": ttftThresholdS is "1"; expected a number of seconds, 0 or more; it is ignored"#,
+        "profile \"c\": routingStrategy: slo is served as least-request: it goes by the GPU optimizer's load profiles and, \
+         without them, by least-request there too",
+        r#"profile "c": routingConfig.loadBalance.queuedWeight has no effect here: load-balance goes by running requests and the drain rate"#,
+        r#"profile "c": routingConfig.autoBlend.loadBalanceWeight has no effect here: a strategy is what its name says, nothing is blended in; a list like prefix-cache:5,load-balance:4 is"#,
+        r#"profile "d": routingStrategy: pd cannot be combined: the other members of the list do not count"#,
+        r#"profile "d": requestsPerSecondPerReplica is 0.3: with fewer than 4 pods it is 1 in all"#,
     ];
     assert_eq!(warnings, expected);
+    let limits = |name: &str| {
+        let profile = &config.profiles[name];
+        (profile.knobs.strategies.requests_inflight, profile.ttft_threshold)
+    };
+    assert_eq!(limits("a"), (Some(5), Some(Duration::from_secs(2))));
+    assert_eq!((limits("b"), limits("c")), ((None, None), (None, None)));
 }
 
 #[test]
-fn r92_limits_on_the_rate_are_whole_numbers_above_0() {
+fn r92_limits_on_the_rate() {
     use RateLimit::{Model, PerReplica};
     for (fields, expected, warned) in [
         ("", None, 0),
@@ -162,20 +201,29 @@ fn r92_limits_on_the_rate_are_whole_numbers_above_0() {
         (r#""requestsPerSecond": 5.0"#, Some(Model(5)), 0),
         (r#""requestsPerSecond": 4294967295"#, Some(Model(u32::MAX)), 0),
         (r#""requestsPerSecond": 4294967296"#, None, 1),
-        (r#""requestsPerSecond": 0"#, None, 1),
+        (r#""requestsPerSecond": 0"#, None, 0),
         (r#""requestsPerSecond": -1"#, None, 1),
         (r#""requestsPerSecond": 1.5"#, None, 1),
         (r#""requestsPerSecond": "5""#, None, 1),
-        (r#""requestsPerSecond": 5, "requestsPerSecondPerReplica": 2"#, Some(PerReplica(2)), 0),
-        (r#""requestsPerSecond": 5, "requestsPerSecondPerReplica": 0"#, Some(Model(5)), 1),
-        (r#""requestsPerSecond": true, "requestsPerSecondPerReplica": 2"#, Some(PerReplica(2)), 1),
+        (r#""requestsPerSecond": 5, "requestsPerSecondPerReplica": 2"#, Some(PerReplica(2.0)), 0),
+        (r#""requestsPerSecondPerReplica": 2.5"#, Some(PerReplica(2.5)), 0),
+        (r#""requestsPerSecondPerReplica": 0.5"#, Some(PerReplica(0.5)), 1),
+        (r#""requestsPerSecondPerReplica": -0.5"#, None, 1),
+        (r#""requestsPerSecond": 5, "requestsPerSecondPerReplica": 0"#, Some(Model(5)), 0),
+        (r#""requestsPerSecond": true, "requestsPerSecondPerReplica": 2"#, Some(PerReplica(2.0)), 1),
     ] {
         let (config, warnings) = parse(&format!(r#"{{"profiles": {{"p": {{{fields}}}}}}}"#));
         assert_eq!((config.profiles["p"].rate_limit, warnings.len()), (expected, warned), "{fields}: {warnings:?}");
     }
-    for (limit, replicas, expected) in
-        [(Model(7), 3, 7), (PerReplica(7), 3, 21), (PerReplica(7), 0, 0), (PerReplica(u32::MAX), 2, u32::MAX)]
-    {
+    for (limit, replicas, expected) in [
+        (Model(7), 3, 7),
+        (PerReplica(7.0), 3, 21),
+        (PerReplica(7.0), 0, 0),
+        (PerReplica(f64::from(u32::MAX)), 2, u32::MAX),
+        (PerReplica(1.5), 3, 4),
+        (PerReplica(0.25), 8, 2),
+        (PerReplica(0.25), 3, 1),
+    ] {
         assert_eq!(limit.per_second(replicas), expected);
     }
 }
@@ -366,7 +414,7 @@ fn the_examples_of_the_page_are_usable() {
         let features = Features { prompt_tokens: Some(prompt), max_tokens: max };
         assert_eq!(&*config.by_hints(features).unwrap().name, expected, "{features:?}");
     }
-    assert_eq!(parse(examples[2]).0.profiles["default"].rate_limit, Some(RateLimit::PerReplica(10)));
+    assert_eq!(parse(examples[2]).0.profiles["default"].rate_limit, Some(RateLimit::PerReplica(10.0)));
 }
 
 #[test]

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::super::decode::{free_percent, known};
 use super::super::{Considered, Fate, Terms};
 use super::Context;
-use crate::fleet::Pod;
+use crate::fleet::{Adapters, Pod};
 
 /// One candidate. What its engine says is `None` when it does not say so, or not lately.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct View<'a> {
     /// The pod.
     pub(super) pod: &'a Arc<Pod>,
@@ -29,6 +29,10 @@ pub(super) struct View<'a> {
     pub(super) prompt_tps: Option<f64>,
     /// Mean time of a prefill, seconds.
     pub(super) prefill_seconds: Option<f64>,
+    /// Requests completed per second.
+    pub(super) drain_rate: Option<f64>,
+    /// LoRA adapters.
+    pub(super) adapters: Option<Arc<Adapters>>,
 }
 
 impl<'a> View<'a> {
@@ -48,6 +52,8 @@ impl<'a> View<'a> {
             generation_tps: known(signals.generation_tps),
             prompt_tps: known(signals.prompt_tps),
             prefill_seconds: known(signals.prefill_seconds_mean),
+            drain_rate: known(signals.drain_rate),
+            adapters: signals.adapters.clone(),
             pod,
         }
     }
@@ -64,6 +70,8 @@ impl<'a> View<'a> {
             generation_tps: None,
             prompt_tps: None,
             prefill_seconds: None,
+            drain_rate: None,
+            adapters: None,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::missing::MissingSignals;
 use super::view::View;
-use super::{Request, Weights, scores as scores_of};
+use super::{Context, Request, Weights, scores as scores_of};
 use crate::rng::Rng;
 
 /// One score per view, at most the sum of the weights.
@@ -11,12 +11,13 @@ pub(super) fn scores(
     weights: Weights,
     views: &[View<'_>],
     request: Request<'_>,
+    context: Context<'_>,
     rng: &mut Rng,
     missing: &mut MissingSignals,
 ) -> Vec<f64> {
     let mut sums = vec![0.0; views.len()];
     for (member, weight) in weights.members() {
-        let scores = scores_of(member, views, request, rng, missing);
+        let scores = scores_of(member, views, request, context, rng, missing);
         for (sum, share) in sums.iter_mut().zip(normalised(&scores)) {
             *sum += f64::from(weight) * share;
         }

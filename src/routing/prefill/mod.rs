@@ -51,6 +51,11 @@ impl Matches {
         }
     }
 
+    /// Those of some of the candidates, in the order of `ids`.
+    pub(super) fn only(&self, ids: &[usize]) -> Matches {
+        Matches(ids.iter().filter_map(|id| self.0.get(*id).copied()).collect())
+    }
+
     /// Matches made up by a test.
     #[cfg(test)]
     pub(super) fn known(percents: Vec<u8>) -> Matches {

@@ -164,6 +164,7 @@ fn each_profile_has_its_own_plan() {
             name: name.into(),
             routing_strategy: None,
             rate_limit: None,
+            ttft_threshold: None,
             hints: crate::fleet::Hints::default(),
             bucket: BucketRange { min: 0, max: None },
             combined: false,
@@ -173,6 +174,7 @@ fn each_profile_has_its_own_plan() {
     };
     let mut model = Builder::new().rolesets(2, 1, 1).build();
     model.config = Some(Arc::new(ModelConfig {
+        ignores_requests: false,
         locked_strategy: None,
         default_profile: Some("on".into()),
         profiles: [profile("on", true), profile("off", false)].into(),

@@ -4,9 +4,9 @@ use std::sync::Barrier;
 
 use super::super::fixtures::*;
 use super::super::*;
-use crate::fleet::Role;
+use crate::fleet::{PodState, Role};
 use crate::knobs::STRATEGIES;
-use crate::load::{EjectionPolicy, Report, Verdicts};
+use crate::load::{DecodeCharge, EjectionPolicy, PrefillCharge, Report, Verdicts};
 
 /// 5 failures, 10 s.
 const POLICY: EjectionPolicy =

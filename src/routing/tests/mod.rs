@@ -7,5 +7,6 @@ pub(super) mod properties;
 mod replicas;
 mod reports;
 mod steps;
+mod strategies;
 mod stress;
 mod tokens;

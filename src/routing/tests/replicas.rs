@@ -6,7 +6,7 @@ use super::super::fixtures::*;
 use super::super::*;
 use crate::fleet::{Role, Signals};
 use crate::knobs::STRATEGIES;
-use crate::load::{Peers, Share, TokenCharge};
+use crate::load::{DecodeCharge, Peers, PrefillCharge, Share, TokenCharge};
 use crate::rng::Rng;
 
 const FLEET_MS: u64 = 1_000_000;

@@ -305,7 +305,10 @@ fn both_fast_paths_fire_and_the_pair_stays_in_one_roleset() {
     set(&model.pods[4], Signals { foreign_running: 20.0, ..fresh() });
     let decision = run(&model, &request(), &PdKnobs::default(), 1).unwrap();
     assert_eq!(slots(&decision.target), (Some(2), 4));
-    assert_eq!(decision.fast_paths, FastPaths { prefill_spread: true, decode: Some(DecodeFastPath::RequestSpread) });
+    assert_eq!(
+        decision.fast_paths,
+        FastPaths { prefill_spread: true, decode: Some(DecodeFastPath::RequestSpread), gate: false }
+    );
     drop(prefills);
     // Step 2 alone aligns the prefill side.
     let decision = run(&model, &request(), &PdKnobs::default(), 1).unwrap();

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use crate::fleet::Engine;
+use crate::fleet::{Adapters, Engine};
 use crate::scrape::{Page, parse_page};
 
 fn vllm(text: &str) -> Page {
@@ -322,4 +322,22 @@ proptest! {
             prop_assert!(page.kv_usage.is_none_or(|usage| usage <= 1.0));
         }
     }
+}
+
+/// vLLM leaves its former reports of adapters on the page; the value is the time of each.
+#[test]
+fn the_latest_report_of_adapters_counts() {
+    let line = |max: u32, running: &str, waiting: &str, at: &str| {
+        format!(
+            "vllm:lora_requests_info{{max_lora=\"{max}\",running_lora_adapters=\"{running}\",\
+             waiting_lora_adapters=\"{waiting}\"}} {at}\n"
+        )
+    };
+    let page = [line(4, "old", "", "1.7e9"), line(2, "a,b", "c", "1.8e9"), line(4, "older", "", "1.6e9")].concat();
+    let adapters = parse_page(page.as_bytes(), Engine::Vllm, "tiny").adapters.unwrap();
+    assert_eq!(adapters, Adapters::new(2, ["a,b", "c"]));
+    assert!(["a", "b", "c"].iter().all(|name| adapters.has(name)) && !adapters.has("old") && !adapters.has_room());
+    assert!(Adapters::new(2, ["a", ""]).has_room());
+    assert_eq!(parse_page(line(1, "", "", "NaN").as_bytes(), Engine::Vllm, "tiny").adapters, None);
+    assert_eq!(parse_page(page.as_bytes(), Engine::Sglang, "tiny").adapters, None);
 }

@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use super::sketches::Sketches;
 use crate::clock::{Clock, Tick};
 use crate::fleet::{Fleet, Model, PodState};
-use crate::knobs::Ejection;
-use crate::load::Sessions;
+use crate::knobs::{Ejection, VtcKnobs};
+use crate::load::{Sessions, Users};
 use crate::prefix::{PrefixIndex, PrefixUpdate};
 use crate::rng::Rng;
 use crate::state::codec::{decode, encode};
@@ -75,7 +75,7 @@ impl Findings {
     pub(super) fn push(&self, model: &Arc<str>, finding: Finding) {
         match finding {
             Finding::Prefix { .. } if !self.prefixes => return,
-            Finding::Prefix { .. } | Finding::Session { .. } => {}
+            Finding::Prefix { .. } | Finding::Session { .. } | Finding::User { .. } => {}
             Finding::PodFails { .. } | Finding::PairFails { .. } => {
                 if self.failures.push((Arc::clone(model), finding)).is_err() {
                     self.metrics.findings_dropped(1);
@@ -114,6 +114,10 @@ pub struct Listeners {
     pub prefix: Arc<PrefixIndex>,
     /// Sizes of sessions' prompts.
     pub sessions: Arc<Sessions>,
+    /// Tokens of users.
+    pub users: Arc<Users>,
+    /// For how long those count.
+    pub vtc: VtcKnobs,
     /// How pods that fail are treated.
     pub ejection: Ejection,
 }
@@ -288,6 +292,7 @@ impl Teller {
                 }
             }
             Finding::Session { session, tokens } => self.listeners.sessions.learn(session, tokens, now),
+            Finding::User { user, tokens } => self.listeners.users.add(user, tokens as f64, now, &self.listeners.vtc),
             Finding::PodFails { pod } => {
                 if let Some(pod) = pods.get(&pod) {
                     model.pairs.eject(None, pod, &self.listeners.ejection, now, jitter);

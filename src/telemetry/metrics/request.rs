@@ -65,7 +65,7 @@ impl Metrics {
         if record.outcome == Outcome::Success {
             let told = self.told_apart(record, model);
             self.count_usage(record, &told);
-            self.count_durations(&durations, model, &told, trace);
+            self.count_durations(&durations, model, record.ttft_threshold, &told, trace);
         }
         if !record.handoff.is_empty() {
             self.count(Metric::Handoff, &[model, record.handoff], 1);
@@ -143,7 +143,14 @@ impl Metrics {
         self.count(Metric::OutputTokens, told, usage.completion_tokens);
     }
 
-    fn count_durations(&self, durations: &Durations, model: &str, told: &[&str], trace: Option<SampledTrace>) {
+    fn count_durations(
+        &self,
+        durations: &Durations,
+        model: &str,
+        threshold: Option<Duration>,
+        told: &[&str],
+        trace: Option<SampledTrace>,
+    ) {
         let parts = [
             (Metric::RoutingTime, Part::Routing, durations.routing),
             (Metric::PrefillTime, Part::Prefill, durations.prefill),
@@ -162,7 +169,8 @@ impl Metrics {
             self.count_last(Metric::TotalTime, told, Buckets::of_total(total));
             self.observe(Part::Whole, model, total, trace);
         }
-        if durations.ttft.is_some_and(|ttft| ttft > self.ttft_threshold) {
+        let threshold = threshold.unwrap_or(self.ttft_threshold);
+        if durations.ttft.is_some_and(|ttft| ttft > threshold) {
             self.count(Metric::SlowFirstToken, &[model], 1);
         }
     }

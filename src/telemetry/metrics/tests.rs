@@ -90,6 +90,7 @@ fn record(outcome: Outcome, status: u16) -> RequestRecord {
         status,
         outcome,
         usage: Some(Usage { prompt_tokens: 256, completion_tokens: 99, total_tokens: 355 }),
+        ttft_threshold: None,
         timings: Timings {
             received: Tick::from_millis(1000),
             routed: Some(Tick::from_millis(1001)),

@@ -12,6 +12,7 @@ mod mooncake;
 mod own_routes;
 mod passing;
 mod profiles;
+mod registered;
 mod rolesets;
 mod routes;
 mod signals;

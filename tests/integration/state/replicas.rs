@@ -105,6 +105,8 @@ impl Replica {
             clock,
             tracer: tandem::telemetry::Tracer::off(),
             listeners: Listeners {
+                users: Arc::default(),
+                vtc: tandem::knobs::VtcKnobs::default(),
                 prefix: Arc::clone(&prefix),
                 sessions: Arc::clone(&sessions),
                 ejection: Ejection::default(),
@@ -189,6 +191,7 @@ pub fn select(
         profile: None,
         filter: None,
         affinity: Affinity::default(),
+        user: None,
         prompt_tokens,
         prefix_tokens: 0,
         session_growth: None,

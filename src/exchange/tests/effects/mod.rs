@@ -7,9 +7,11 @@
 
 mod scene;
 mod scenes;
+mod strategies;
 
 use scene::Given;
 use scenes::*;
+use strategies::*;
 
 use super::*;
 use crate::knobs::described;
@@ -50,6 +52,8 @@ const DECODE: &str = "AIBRIX_DECODE_SCORE_POLICY";
 const MOONCAKE: &[(&str, &str)] = &[("AIBRIX_KV_CONNECTOR_TYPE", "mooncake")];
 /// Ejection at the first failure.
 const AT_ONCE: &[(&str, &str)] = &[("TANDEM_EJECTION_FAILURES", "1")];
+/// Eight requests are half of what a pod can take.
+const HALF_BUSY: &[(&str, &str)] = &[("AIBRIX_ROUTER_VTC_BASIC_MAX_POD_LOAD", "16")];
 const BY_TOKENS: &[(&str, &str)] = &[(PREFILL, "token_load")];
 
 const ROWS: &[Row] = &[
@@ -218,6 +222,74 @@ const ROWS: &[Row] = &[
     row("TANDEM_PREFIX_CACHE_BYTES", ["1000", "0", ""], blocks, ["10", "0"]),
     row("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", ["4", "0", ""], blocks, ["10", "1"]),
     row("AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS", ["1", "0", ""], blocks_later, ["10", "0"]),
+    row("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", ["3", "0", ""], emptiest_with_four, ["a", "b"]),
+    row(
+        "AIBRIX_LOAD_BALANCE_IMBALANCE_MIN_GAP",
+        ["4", "0", r#""loadBalance": {"imbalanceMinGap": 4}"#],
+        emptiest_with_four,
+        ["a", "b"],
+    ),
+    row(
+        "AIBRIX_LOAD_BALANCE_IMBALANCE_FACTOR",
+        ["2", "0", r#""loadBalance": {"imbalanceFactor": 2}"#],
+        emptiest_with_twelve,
+        ["c", "a"],
+    ),
+    row(
+        "AIBRIX_ROUTER_VTC_BASIC_MAX_POD_LOAD",
+        ["10", "0", r#""vtc": {"maxPodLoad": 10}"#],
+        new_user_at_a_busy_pod,
+        ["a", "b"],
+    )
+    .beside(&[("AIBRIX_ROUTER_VTC_BASIC_UTILIZATION_WEIGHT", "2")]),
+    row(
+        "AIBRIX_ROUTER_VTC_BASIC_FAIRNESS_WEIGHT",
+        ["0.05", "-1", r#""vtc": {"fairnessWeight": 0.05}"#],
+        away_from_a_busy_pod,
+        ["a", "another"],
+    )
+    .beside(HALF_BUSY),
+    row(
+        "AIBRIX_ROUTER_VTC_BASIC_UTILIZATION_WEIGHT",
+        ["3", "-1", r#""vtc": {"utilizationWeight": 3}"#],
+        new_user_at_a_busy_pod,
+        ["a", "b"],
+    )
+    .beside(HALF_BUSY),
+    row(
+        "AIBRIX_ROUTER_VTC_BASIC_INPUT_TOKEN_WEIGHT",
+        ["3", "NaN", r#""vtc": {"inputTokenWeight": 3}"#],
+        tokens_of_a_user,
+        ["29", "43"],
+    ),
+    row(
+        "AIBRIX_ROUTER_VTC_BASIC_OUTPUT_TOKEN_WEIGHT",
+        ["4", "-2", r#""vtc": {"outputTokenWeight": 4}"#],
+        tokens_of_a_user,
+        ["29", "51"],
+    ),
+    row("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_WINDOW_SIZE", ["1", "0", ""], tokens_two_minutes_later, ["29", "0"]),
+    row("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_TIME_UNIT", ["seconds", "days", ""], tokens_two_minutes_later, ["29", "0"]),
+    row(
+        "AIBRIX_ROUTER_VTC_TOKEN_TRACKER_MIN_TOKENS",
+        ["10", "0", r#""vtc": {"tokenTrackerMinTokens": 10}"#],
+        second_request_of_a_user,
+        ["a", "b"],
+    ),
+    row(
+        "AIBRIX_ROUTER_PREBLE_TARGET_GPU",
+        ["A6000", "H100", r#""preble": {"targetGPU": "A6000"}"#],
+        preble_prefill,
+        ["slow", "fast"],
+    ),
+    row(
+        "AIBRIX_ROUTER_PREBLE_DECODING_LENGTH",
+        ["90", "0", r#""preble": {"decodingLength": 90}"#],
+        preble_answer,
+        ["short", "long"],
+    ),
+    row("AIBRIX_ROUTER_PREBLE_SLIDING_WINDOW_PERIOD", ["1", "0", ""], preble_later, ["1", "0"]),
+    row("AIBRIX_LORA_AFFINITY_THRESHOLD", ["0", "1.5", ""], who_has_the_adapter, ["a", "b"]),
 ];
 
 /// Variable, file, and the test in it that shows the effect.

@@ -80,6 +80,7 @@ fn record(outcome: Outcome) -> RequestRecord {
         status: 200,
         outcome,
         usage: Some(Usage { prompt_tokens: 5, completion_tokens: 7, total_tokens: 12 }),
+        ttft_threshold: None,
         timings: Timings {
             received: Tick::from_millis(1000),
             first_chunk: Some(Tick::from_millis(1200)),
