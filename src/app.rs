@@ -30,6 +30,7 @@ use crate::scrape::{self, HttpPages, ScrapeObserver, Scraper};
 use crate::state::identity::{self, ReplicaIdentity};
 use crate::state::limits::{LimitParts, SharedLimits};
 use crate::state::links::{Listeners, Surroundings};
+use crate::state::responses::Responses;
 use crate::telemetry::{Metrics, PodLabels, PrefixIndexStats, Tracer, Tracing};
 use crate::tls::Incoming;
 
@@ -169,7 +170,9 @@ impl Gateway {
             };
             let limits = SharedLimits::new(connection.clone(), parts);
             background.spawn(Arc::clone(&limits).keep_census(stop_background.clone()));
-            world = world.with_limits(limits);
+            let responses = Responses::new(knobs.api.response_ttl);
+            let responses = responses.shared(connection.clone(), clock, exchanges.clone());
+            world = world.with_limits(limits).with_responses(responses);
         }
         let world = Arc::new(world.with_plane(plane::start(redis.as_ref(), &knobs.plane, around)?));
         let identity = redis.as_ref().map(|(connection, _)| {

@@ -53,6 +53,8 @@ pub enum Reason {
     ModelNotUp,
     /// No strategy chooses a pod, and Envoy has no route of its own for the model.
     NoRoute,
+    /// Nobody knows a stored response of this id, or the pod that had it is gone.
+    ResponseUnknown,
     /// The routing strategy does not exist.
     BadStrategy,
     /// `external-filter` is not a label selector.
@@ -114,6 +116,7 @@ impl Reason {
         Reason::NoRoutablePods,
         Reason::ModelNotUp,
         Reason::NoRoute,
+        Reason::ResponseUnknown,
         Reason::BadStrategy,
         Reason::BadFilter,
         Reason::RateLimited,
@@ -156,6 +159,7 @@ impl Reason {
             Reason::RateLimited | Reason::UserRequestsExceeded | Reason::UserTokensExceeded | Reason::PodsSaturated => {
                 StatusCode::TOO_MANY_REQUESTS
             }
+            Reason::ResponseUnknown => StatusCode::NOT_FOUND,
             Reason::UnknownPath => StatusCode::NOT_IMPLEMENTED,
             Reason::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Reason::NoRoutablePods
@@ -189,6 +193,7 @@ impl Reason {
             | Reason::MultipartInvalid
             | Reason::UnsupportedCoding
             | Reason::ModelUnknown
+            | Reason::ResponseUnknown
             | Reason::BadStrategy
             | Reason::BadFilter
             | Reason::RateLimited
@@ -245,6 +250,7 @@ impl Reason {
             Reason::DecodeFailed | Reason::DecodeTimeout => &["x-error-pd-decode"],
             Reason::InvalidApiKey
             | Reason::ModelUnknown
+            | Reason::ResponseUnknown
             | Reason::ModelNotUp
             | Reason::Overloaded
             | Reason::ShuttingDown
@@ -257,6 +263,7 @@ impl Reason {
         match self {
             Reason::InvalidApiKey => Some("invalid_api_key"),
             Reason::ModelUnknown => Some("model_not_found"),
+            Reason::ResponseUnknown => Some("response_not_found"),
             Reason::RateLimited | Reason::UserRequestsExceeded | Reason::UserTokensExceeded => {
                 Some("rate_limit_exceeded")
             }
@@ -290,6 +297,7 @@ impl Reason {
             Reason::UnknownPath | Reason::MethodNotAllowed => "unknown_request_path",
             Reason::MultipartInvalid => "x-error-multipart-parsing_fail",
             Reason::ModelUnknown | Reason::NoRoutablePods | Reason::ModelNotUp => "x-error-no-model-backends_fail",
+            Reason::ResponseUnknown => "response_unknown",
             Reason::BadStrategy => "x-error-invalid-routing-strategy_fail",
             Reason::RateLimited => "x-error-model-rps-exceeded_fail",
             Reason::PodsSaturated => "x-error-model-replica-inflight-exceeded_fail",

@@ -30,6 +30,7 @@ use crate::panics::{Panicked, guarded, guarded_work};
 use crate::rng::Seeds;
 use crate::state::limits::LimitVerdict;
 use crate::state::plane::Claimed;
+use crate::state::responses::Home;
 use crate::telemetry::{LegSpan, PrefillLeg, Tracer, request_id};
 use crate::tls::EngineTls;
 use trace::Spans;
@@ -136,6 +137,7 @@ impl Driver {
         let mut decode: Pending<Decoded> = None;
         let mut prepare: Pending<Prepared> = None;
         let mut charge: Pending<LimitVerdict> = None;
+        let mut find: Pending<Option<Home>> = None;
         let mut lookup: Pending<Result<Arc<LookedUp>, LookupError>> = None;
         let mut claim: Pending<Claimed> = None;
         let mut delivery: Option<BoxFuture<'static, ()>> = None;
@@ -153,6 +155,7 @@ impl Driver {
                 decoded = arrived(&mut decode) => Incoming::Event(Event::Decoded(decoded)),
                 prepared = arrived(&mut prepare) => Incoming::Event(Event::Prepared(prepared)),
                 verdict = arrived(&mut charge) => Incoming::Event(Event::LimitsCharged(verdict)),
+                home = arrived(&mut find) => Incoming::Event(Event::ResponseFound(home)),
                 claimed = arrived(&mut claim) => Incoming::Event(Event::Claimed(claimed)),
                 found = arrived(&mut lookup) => Incoming::Event(Event::LookedUp(found)),
                 () = until(deadline) => Incoming::Event(Event::Timer),
@@ -204,6 +207,7 @@ impl Driver {
                         let limits = self.world.limits.clone();
                         charge = limits.map(|limits| Box::pin(async move { limits.charge(*call).await }) as _);
                     }
+                    Effect::FindResponse(id) => find = Some(self.world.responses.find(id)),
                     Effect::Claim(order) => {
                         spans.claim(exchange.record());
                         claim = Some(self.world.plane.claim(*order));

@@ -140,6 +140,18 @@ impl EngineClient {
         self.send(build(Method::POST, address, path, headers, body)?).await
     }
 
+    /// The same by another method.
+    pub async fn call(
+        &self,
+        method: Method,
+        address: &str,
+        path: &str,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<http::Response<hyper::body::Incoming>, LegError> {
+        self.send(build(method, address, path, headers, body)?).await
+    }
+
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<http::Response<hyper::body::Incoming>, LegError> {
         let http = Arc::clone(&self.http.load());
         http.request(request).await.map_err(|error| LegError::from_client(&error))

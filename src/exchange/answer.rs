@@ -152,6 +152,16 @@ impl Answer {
         }
     }
 
+    /// No more comes: reads what is left.
+    pub fn read_to_end(&mut self) {
+        self.watch.finish();
+    }
+
+    /// The id of the response that it brings, once that is known; of the Responses API.
+    pub fn response_id(&self) -> Option<&str> {
+        self.watch.response_id().filter(|_| self.status.is_success())
+    }
+
     /// The answer is over: reads what is left of its usage and judges it.
     pub fn finish(mut self, record: &mut RequestRecord) -> Outcome {
         self.watch.finish();

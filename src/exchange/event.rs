@@ -12,6 +12,7 @@ use crate::engines::lookup::{LookedUp, LookupError, LookupKey, LookupKind};
 use crate::error::{ApiError, Reason};
 use crate::state::limits::{LimitCall, LimitVerdict};
 use crate::state::plane::{ClaimOrder, Claimed};
+use crate::state::responses::Home;
 use crate::telemetry::{AbortTrigger, PrefillLeg, RequestRecord};
 
 /// Which adapter drives the machine: they differ in who reaches the decode pod.
@@ -80,6 +81,8 @@ pub enum Event {
     Prepared(Prepared),
     /// [`Effect::ChargeLimits`] is done. Dropped unheard, it gives the places back.
     LimitsCharged(LimitVerdict),
+    /// [`Effect::FindResponse`] is done; `None` = nobody knows.
+    ResponseFound(Option<Home>),
     /// [`Effect::Claim`] is done.
     Claimed(Claimed),
     /// [`Effect::LookUp`] is done.
@@ -127,8 +130,12 @@ pub enum Event {
 pub struct RoutePlan {
     /// `host:port`, over TLS with `https://` before it; `None` when no strategy is in force and Envoy's own per-model routes decide.
     pub address: Option<Arc<str>>,
+    /// The method.
+    pub method: Method,
     /// Path with query.
     pub path: String,
+    /// Headers to take away, where the head of the request has not been answered before.
+    pub remove_headers: Vec<String>,
     /// Headers to set on the request.
     pub set_headers: Vec<(&'static str, String)>,
     /// What the engine is shown in place of the client's `authorization`; `headers` have it too.
@@ -207,6 +214,8 @@ pub enum Effect {
     ExtendTimeout(Duration),
     /// Commit in the state plane what was charged, and come back with [`Event::Claimed`].
     Claim(Box<ClaimOrder>),
+    /// Ask the other replicas where this stored response is, and come back with [`Event::ResponseFound`] soon.
+    FindResponse(Arc<str>),
     /// Ask the prefill pod, or the cache of what it said, what its dialect needs to know before a leg; come back with
     /// [`Event::LookedUp`].
     LookUp(Box<LookupCall>),

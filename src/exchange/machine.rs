@@ -9,6 +9,7 @@ mod legs;
 mod limits;
 mod notes;
 mod prefill;
+mod stored;
 mod watchdog;
 
 use std::borrow::Cow;
@@ -31,12 +32,13 @@ use crate::error::{ApiError, Reason};
 use crate::fleet::{Model, Pod};
 use crate::knobs::{AbortKnobs, DecodeWatchdog, StrategyNote};
 use crate::load::Pairs;
-use crate::request::{Coding, Endpoint, ParsedBody};
+use crate::request::{Coding, Endpoint, ParsedBody, StoredResponse};
 use crate::routing::{Charges, PromptLength};
 use crate::state::limits::Places;
 use crate::telemetry::{InFlight, Limit, Outcome, PrefillLeg, PrefixRouting, RequestRecord, Timings};
 use claiming::{Claiming, Claims};
 use ending::Faults;
+use stored::Locating;
 use watchdog::Watchdog;
 
 /// Asks for a summary of the decision (request), and is it (answer).
@@ -50,6 +52,7 @@ enum State {
     AwaitHead,
     AwaitBody,
     Decoding,
+    Locating(Box<Locating>),
     Resolving(Box<Unresolved>),
     Admitting(Box<Admitting>),
     Preparing(Box<Routing>),
@@ -138,6 +141,14 @@ pub struct Exchange {
     endpoint: Option<Endpoint>,
     received: Vec<Bytes>,
     received_bytes: usize,
+    /// The stored response that the request is about, where its path says so.
+    about: Option<StoredResponse>,
+    /// Headers to take away of a head that ends the request: Envoy hears of them with the route.
+    unanswered: Vec<String>,
+    /// The pod that has the response which the request follows up.
+    pinned: Option<Arc<Pod>>,
+    /// The id of its own response is told.
+    remembered: bool,
     /// What has to be undone before the body can be read.
     codings: Vec<Coding>,
     reservation: Reservation,
@@ -222,6 +233,10 @@ impl Exchange {
             endpoint: None,
             received: Vec::new(),
             received_bytes: 0,
+            about: None,
+            unanswered: Vec::new(),
+            pinned: None,
+            remembered: false,
             codings: Vec::new(),
             reservation,
             charges: None,
@@ -334,6 +349,9 @@ impl Exchange {
             }
             (State::AwaitBody, Event::BodyTooLarge) => self.refuse(now, self.too_large(), effects),
             (State::Decoding, Event::Decoded(decoded)) => self.on_decoded(now, decoded, effects),
+            (State::Locating(locating), Event::ResponseFound(home)) => {
+                self.on_response_found(now, *locating, home, effects)
+            }
             (State::Resolving(unresolved), Event::Prepared(counted)) => {
                 self.on_counted(now, *unresolved, counted, effects)
             }
@@ -419,6 +437,7 @@ impl Exchange {
                 _,
                 Event::Prefill(_)
                 | Event::Decoded(_)
+                | Event::ResponseFound(_)
                 | Event::Prepared(_)
                 | Event::LimitsCharged(_)
                 | Event::LookedUp(_)
@@ -428,6 +447,7 @@ impl Exchange {
             ) => state,
             (
                 State::Decoding
+                | State::Locating(_)
                 | State::Resolving(_)
                 | State::Admitting(_)
                 | State::Preparing(_)

@@ -17,6 +17,7 @@ mod passing;
 mod profiles;
 mod ranks;
 mod shared_limits;
+mod stored;
 mod strategies;
 mod tokens;
 
@@ -120,6 +121,12 @@ fn answer_head(status: u16) -> Event {
         headers: HeaderMap::new(),
         end: false,
     })
+}
+
+fn json_head() -> Event {
+    let mut headers = HeaderMap::new();
+    headers.insert("content-type", HeaderValue::from_static("application/json"));
+    Event::AnswerHead(AnswerHead { status: StatusCode::OK, headers, end: false })
 }
 
 fn stream_head() -> Event {

@@ -70,6 +70,12 @@ pub fn whole(body: &ParsedBody, engine: Engine) -> Option<Whole> {
         Some("prompt_logprobs")
     } else if fields.on("echo") && fields.value("logprobs").is_some_and(|value| value != "false") {
         Some("echo")
+    } else if body.endpoint == Endpoint::Responses && fields.on("background") {
+        // Whoever asks for it later asks the pod that has it, which has to go on without the client.
+        Some("background")
+    } else if body.endpoint == Endpoint::Responses && fields.value("previous_response_id").is_some() {
+        // Only the pod that has the earlier response knows the prompt.
+        Some("previous_response_id")
     } else if engine == Engine::Sglang {
         fields.of_sglang()
     } else {

@@ -15,6 +15,7 @@ use crate::rng::Seeds;
 use crate::routing::Journal;
 use crate::state::limits::SharedLimits;
 use crate::state::plane::{LocalPlane, StatePlane};
+use crate::state::responses::Responses;
 use crate::telemetry::Metrics;
 
 /// Where the numbers of a [`World`] begin.
@@ -73,6 +74,8 @@ pub struct World {
     pub limits: Option<Arc<SharedLimits>>,
     /// What this replica shares with others.
     pub plane: Arc<dyn StatePlane>,
+    /// Which pods have stored responses.
+    pub responses: Arc<Responses>,
 }
 
 impl World {
@@ -98,6 +101,7 @@ impl World {
             epoch_ms: 0,
             limits: None,
             plane: Arc::new(LocalPlane),
+            responses: Arc::new(Responses::new(knobs.api.response_ttl)),
             knobs,
         }
     }
@@ -114,6 +118,13 @@ impl World {
     #[must_use]
     pub fn with_limits(mut self, limits: Arc<SharedLimits>) -> World {
         self.limits = Some(limits);
+        self
+    }
+
+    /// Knows what others tell of stored responses.
+    #[must_use]
+    pub fn with_responses(mut self, responses: Responses) -> World {
+        self.responses = Arc::new(responses);
         self
     }
 

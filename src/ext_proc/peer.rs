@@ -20,6 +20,8 @@ pub struct EnvoyPeer {
     replies: mpsc::Sender<Result<ProcessingResponse, Status>>,
     /// The answer ended with trailers: its last (empty) chunk is no message that waits for a reply.
     trailers: bool,
+    /// The head is all there is of the request, and Envoy waits for the reply to it.
+    head_only: bool,
     /// The request is on its way to its pod: Envoy has had its reply to the body.
     routed: bool,
     /// The next event, of a message that made two.
@@ -34,7 +36,15 @@ impl EnvoyPeer {
         messages: Streaming<ProcessingRequest>,
         replies: mpsc::Sender<Result<ProcessingResponse, Status>>,
     ) -> EnvoyPeer {
-        EnvoyPeer { messages, replies, trailers: false, routed: false, next: None, one_body_message: false }
+        EnvoyPeer {
+            messages,
+            replies,
+            trailers: false,
+            head_only: false,
+            routed: false,
+            next: None,
+            one_body_message: false,
+        }
     }
 
     async fn reply(&self, reply: ProcessingResponse) {
@@ -95,6 +105,7 @@ impl Peer for EnvoyPeer {
                             "request_body_mode {mode} of the ext_proc filter is not supported; use BUFFERED"
                         )));
                     }
+                    self.head_only = headers.end_of_stream;
                     return Incoming::Head {
                         method: Method::from_bytes(head.method.as_bytes()).unwrap_or(Method::GET),
                         path: head.path,
@@ -182,6 +193,7 @@ impl Peer for EnvoyPeer {
             | Effect::Route(_)
             | Effect::Prepare(_)
             | Effect::Decode(_)
+            | Effect::FindResponse(_)
             | Effect::ChargeLimits(_)
             | Effect::StartPrefill(_)
             | Effect::CancelPrefill
@@ -192,7 +204,9 @@ impl Peer for EnvoyPeer {
 
     async fn route(&mut self, plan: RoutePlan, trace_headers: HeaderMap) {
         self.routed = true;
-        self.reply(reply::route(plan, &trace_headers)).await;
+        let reply =
+            if self.head_only { reply::route_head(plan, &trace_headers) } else { reply::route(plan, &trace_headers) };
+        self.reply(reply).await;
     }
 
     async fn crashed(&mut self) {

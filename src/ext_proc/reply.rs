@@ -66,6 +66,18 @@ pub fn route(plan: RoutePlan, trace_headers: &HeaderMap) -> ProcessingResponse {
     response(Reply::RequestBody(BodyResponse { response: Some(common) }))
 }
 
+/// Reply to request headers that are the whole request: where it goes.
+pub fn route_head(plan: RoutePlan, trace_headers: &HeaderMap) -> ProcessingResponse {
+    let mut set_headers: Vec<_> =
+        plan.set_headers.iter().map(|(name, value)| set_header(name, value.as_bytes())).collect();
+    set_headers.extend(options(trace_headers));
+    set_headers.extend(plan.authorization.map(|value| set_header("authorization", value.as_bytes())));
+    set_headers.push(set_header("x-went-into-req-headers", b"true"));
+    // Envoy removes before it sets.
+    let mutation = HeaderMutation { set_headers, remove_headers: plan.remove_headers };
+    response(Reply::RequestHeaders(headers_response(mutation)))
+}
+
 /// Takes the bytes over without a copy when nobody else holds them.
 fn into_vec(body: Bytes) -> Vec<u8> {
     Vec::from(body)

@@ -255,7 +255,7 @@ impl Peer for FrontPeer {
             return self.crashed().await;
         };
         let client = self.client.clone();
-        let call = async move { client.post(&address, &plan.path, plan.headers, plan.body).await };
+        let call = async move { client.call(plan.method, &address, &plan.path, plan.headers, plan.body).await };
         self.decode = Decode::Connecting(Box::pin(call), Box::pin(tokio::time::sleep(DELIVERY)));
     }
 

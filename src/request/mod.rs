@@ -11,6 +11,7 @@ mod prompt;
 mod salt;
 pub(crate) mod scan;
 mod splice;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -22,3 +23,4 @@ pub use parts::NonText;
 pub use prompt::{Prompt, PromptForm};
 pub use scan::Field;
 pub use splice::{Edit, splice};
+pub use stored::StoredResponse;

@@ -1,10 +1,16 @@
 //! What an answer said about itself.
 
 use super::usage::{Api, UsageSum};
-use crate::request::scan::{JsonObject, decode_string, each_element};
+use crate::request::scan::{JsonObject, decode_string, each_element, each_member};
 
 /// Event types after which a stream has nothing more to say: the end markers of the Messages and Responses APIs.
 const TERMINAL_TYPES: [&str; 4] = ["message_stop", "response.completed", "response.incomplete", "response.failed"];
+
+/// Documents in which the id of a response is looked for.
+const ID_WITHIN: u64 = 4;
+
+/// Longest id that is kept, bytes.
+const MAX_ID: usize = 256;
 
 /// Everything found so far. All of it only ever grows, except that later usage replaces earlier.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +23,8 @@ pub(super) struct Findings {
     pub(super) error_end: Option<u64>,
     /// The error came as the API's own last event: clients know by it that the answer has failed.
     pub(super) own_failure: bool,
+    /// The id of the response (Responses API).
+    pub(super) response_id: Option<Box<str>>,
     /// Something was generated: an event that neither opens the answer nor reports an error.
     pub(super) content: bool,
     /// Documents that were parsed: what an answer costs beyond the scan of its bytes.
@@ -41,10 +49,12 @@ impl Findings {
         self.parsed += 1;
         let Ok(object) = JsonObject::parse(bytes) else { return false };
         self.level(&object);
+        self.take_id(&object);
         // The Responses API wraps the answer in `response`, Anthropic's first event in `message`.
         for wrapper in ["response", "message"] {
             if let Some(Ok(inner)) = object.get(wrapper).map(|value| JsonObject::parse(value.as_bytes())) {
                 self.level(&inner);
+                self.take_id(&inner);
             }
         }
         if let Some(name) = object.get("type").and_then(decode_string) {
@@ -53,6 +63,37 @@ impl Findings {
         // SGLang's flat error object.
         self.error |= object.get("object") == Some("\"error\"");
         true
+    }
+
+    /// Whether the next documents are worth parsing for an id that is still unknown: the first ones have it.
+    pub(super) fn wants_id(&self) -> bool {
+        self.api == Api::Responses && self.response_id.is_none() && self.parsed < ID_WITHIN
+    }
+
+    fn take_id(&mut self, object: &JsonObject<'_>) {
+        if self.wants_id() && object.get("object") == Some("\"response\"") {
+            self.found_id(object.get("id"));
+        }
+    }
+
+    /// Takes in the id in the head of a document that is too long to be kept.
+    pub(super) fn head(&mut self, head: &[u8]) {
+        if !self.wants_id() {
+            return;
+        }
+        let text = String::from_utf8_lossy(head);
+        let mut id = None;
+        // Ends with an error where the head does, or where there is no more to look for.
+        let _ = each_member(&text, |key, value| {
+            id = Some(value).filter(|_| key == "\"id\"");
+            id.is_none()
+        });
+        self.found_id(id);
+    }
+
+    fn found_id(&mut self, id: Option<&str>) {
+        let id = id.and_then(decode_string).filter(|id| id.len() <= MAX_ID);
+        self.response_id = id.map(|id| id.as_ref().into());
     }
 
     fn level(&mut self, object: &JsonObject<'_>) {

@@ -193,7 +193,10 @@ impl EventReader {
             }
             let ping = event.kind == EventKind::Ping || is_ping(&event.data);
             self.data_events += u64::from(!ping);
-            if self.needles.hit(&event.data) && !findings.document(&event.data) && event.lines > 1 {
+            if (findings.wants_id() || self.needles.hit(&event.data))
+                && !findings.document(&event.data)
+                && event.lines > 1
+            {
                 for line in event.data.split(|byte| *byte == b'\n') {
                     findings.document(line);
                 }

@@ -107,6 +107,11 @@ impl AnswerWatch {
         self.findings.own_failure
     }
 
+    /// The id of the response, as the Responses API has it; of a whole document after [`AnswerWatch::finish`].
+    pub fn response_id(&self) -> Option<&str> {
+        self.findings.response_id.as_deref()
+    }
+
     /// Where the first such event of a stream ends, in bytes from the start of the body: what follows must not make the
     /// answer look complete.
     pub fn error_end(&self) -> Option<u64> {

@@ -12,6 +12,9 @@ pub const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
 /// Longer documents are searched for usage in windows of this many bytes.
 const WINDOW: usize = 64 * 1024;
 
+/// So much of the start of a longer document is searched for its id, in bytes.
+const HEAD: usize = 4 * 1024;
+
 /// How much of a window the next one repeats, and the longest usage object that is read from a window: so it is whole in
 /// one of them. Real ones have some hundred bytes; the bound also keeps a hostile document from being read over and
 /// over.
@@ -39,6 +42,8 @@ impl DocumentReader {
             }
             self.windowed = true;
             let head = std::mem::take(&mut self.buffer);
+            let start: Vec<u8> = head.iter().chain(bytes).take(HEAD).copied().collect();
+            findings.head(&start);
             self.buffer.reserve_exact(WINDOW);
             self.slide(&head, findings);
         }

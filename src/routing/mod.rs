@@ -22,6 +22,7 @@ mod journal;
 mod least;
 mod length;
 mod pair;
+mod pinned;
 mod plain;
 mod prefill;
 mod strategy;
@@ -42,6 +43,7 @@ use charges::{charge, token_charges};
 pub use explain::{Considered, DESCRIBED, DecisionRecord, Explanation, Fate, Terms, Ties};
 pub use journal::Journal;
 pub use length::PromptLength;
+pub use pinned::charge_pinned;
 pub use plain::{MissingSignals, preble_cost, weighted_tokens};
 pub use strategy::{Strategy, Weights};
 

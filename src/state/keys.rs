@@ -63,6 +63,11 @@ pub const CENSUS: &str = "tandem:census1";
 pub const IDENTITY: [&str; 3] =
     ["tandem:{replicas}:identity1:until", "tandem:{replicas}:identity1:numbers", "tandem:{replicas}:identity1:seed"];
 
+/// Where a stored response is. Of no model: who asks knows only its id.
+pub fn response(id: &str) -> String {
+    format!("tandem:response1:{}", tag(id))
+}
+
 /// The record of a user, where the reference gateway keeps it (its section 8.4).
 pub fn user_record(name: &str) -> String {
     format!("aibrix-users/{name}")
@@ -170,5 +175,7 @@ mod tests {
         assert_eq!(keys.rate("rps"), "tandem:{org/llama%203}:rate1:rps");
         assert_eq!(UserKeys::new("a b").tokens(), "tandem:{user:a%20b}:rate1:tpm");
         assert_eq!(user_record("a b"), "aibrix-users/a b");
+        assert_eq!(response("resp_1"), "tandem:response1:resp_1");
+        assert!(response(&"r".repeat(5_000)).len() < 300);
     }
 }

@@ -9,6 +9,7 @@
 mod counters;
 mod feed;
 mod members;
+mod responses;
 mod streams;
 
 use std::fmt;

@@ -54,6 +54,7 @@ impl Exchange {
         }
         let before = answer.bytes();
         answer.feed(data, now, &mut self.record);
+        self.remember_response(now, &answer);
         if let Some(charges) = &self.charges {
             charges.tokens.touch(now);
         }
@@ -141,9 +142,13 @@ impl Exchange {
         self.refuse(now, ApiError::new(Reason::DecodeFailed, text).with_status(StatusCode::BAD_GATEWAY), effects)
     }
 
-    pub(super) fn end_answer(&mut self, now: Tick, answer: Answer, effects: &mut Vec<Effect>) -> State {
+    pub(super) fn end_answer(&mut self, now: Tick, mut answer: Answer, effects: &mut Vec<Effect>) -> State {
         self.content = answer.has_content();
+        answer.read_to_end();
+        self.remember_response(now, &answer);
         let outcome = answer.finish(&mut self.record);
+        // What a stored response has used was counted when it was made.
+        self.record.usage = self.record.usage.filter(|_| self.about.is_none());
         match outcome {
             // An overloaded pod is not broken, and a refusal is the client's matter.
             Outcome::EngineStatus(status) if status >= 500 && status != 503 => self.fault_of_answer(),

@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, HeaderValue, Method};
 
+use super::stored::{Locating, previous_response};
 use super::{Exchange, Routing, State, Unresolved};
 use crate::clock::Tick;
 use crate::engines::{self, Protocol};
@@ -19,7 +20,7 @@ use crate::exchange::prepare::Prepared;
 use crate::exchange::{answer, auto, plan};
 use crate::fleet::{ClaimState, Model, Pod, join_host_port};
 use crate::request::{
-    ACCEPTED_CODINGS, BodyError, Coding, DecodeError, Endpoint, ParsedBody, UnreadableForm, embeddings,
+    ACCEPTED_CODINGS, BodyError, Coding, DecodeError, Endpoint, ParsedBody, StoredResponse, UnreadableForm, embeddings,
 };
 use crate::routing::{PromptLength, Strategy};
 use crate::telemetry::{Limit, Outcome, moment};
@@ -31,7 +32,8 @@ impl Exchange {
     pub(super) fn on_head(&mut self, now: Tick, mut head: RequestHead, effects: &mut Vec<Effect>) -> State {
         self.record.request_id.clone_from(&head.request_id);
         self.record.client_request_id = caller_request_id(&head.headers);
-        if passes(self.adapter, &head) {
+        self.about = StoredResponse::from_path(&head.path).filter(|_| Endpoint::from_path(&head.path).is_none());
+        if self.about.is_none() && passes(self.adapter, &head) {
             return self.pass(now, head, effects);
         }
         let checked = self.check_head(&head).and_then(|checked| self.reserve(head.size()).map(|()| checked));
@@ -47,8 +49,9 @@ impl Exchange {
             Ok((endpoint, codings)) => {
                 self.endpoint = Some(endpoint);
                 self.codings = codings;
-                self.record.endpoint = endpoint.path();
+                self.record.endpoint = self.about.as_ref().map_or(endpoint.path(), |about| about.endpoint);
                 if end {
+                    self.unanswered = remove;
                     return self.on_whole_body(now, Bytes::new(), effects);
                 }
                 effects.push(Effect::AcceptHead { remove });
@@ -99,6 +102,13 @@ impl Exchange {
             return Err(ApiError::new(Reason::Overloaded, "too many requests in flight on this gateway replica"));
         }
         self.check_token(head)?;
+        if let Some(about) = &self.about {
+            if !about.allows(&head.method) {
+                let error = ApiError::new(Reason::MethodNotAllowed, "method not allowed");
+                return Err(error.with_header("allow", &about.allowed()));
+            }
+            return Ok((Endpoint::Responses, Vec::new()));
+        }
         let endpoint = Endpoint::from_path(&head.path)
             .ok_or_else(|| ApiError::new(Reason::UnknownPath, "unknown request path"))?;
         if head.method != Method::POST {
@@ -194,13 +204,31 @@ impl Exchange {
 
     fn on_readable_body(&mut self, now: Tick, body: Bytes, effects: &mut Vec<Effect>) -> State {
         self.record.body_bytes = body.len();
-        let (mut body, model) = match self.examine(now, body) {
+        if let Some(about) = &self.about {
+            let id = Arc::clone(&about.id);
+            return self.locate(now, id, Locating::About(body), effects);
+        }
+        let (body, model) = match self.examine(now, body) {
             Ok(examined) => examined,
             Err(error) => return self.refuse(now, error, effects),
         };
         if let Some(error) = self.without_pods(now, &model, effects) {
             return self.refuse(now, error, effects);
         }
+        match previous_response(&body) {
+            Some(id) => self.locate(now, id, Locating::FollowUp(Box::new(body), model), effects),
+            None => self.on_examined(now, body, model, effects),
+        }
+    }
+
+    /// The body is read, and where it has to go is known as far as it is given.
+    pub(super) fn on_examined(
+        &mut self,
+        now: Tick,
+        mut body: ParsedBody,
+        model: Arc<Model>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
         let closed = model.config.as_deref().is_some_and(|config| config.ignores_requests);
         let wanted = self.head.as_ref().filter(|_| !closed).and_then(|head| text(&head.headers, "config-profile"));
         if !auto::asked_for(wanted) {

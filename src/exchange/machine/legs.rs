@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use super::intake::RETRY_AFTER;
 use super::{Asked, Attempt, EXPLAIN, Exchange, Legs, Prefilling, Routing, State};
@@ -53,6 +53,9 @@ impl Exchange {
         let session_growth = self.session_growth(now, &model, &plan, prompt_tokens);
         let user = self.counted_user(&plan);
         let asked = Box::new(Asked { body, model, plan, prepared, session_growth, user });
+        if let Some(pod) = self.pinned.take() {
+            return self.route_pinned(now, &asked, &pod, effects);
+        }
         if asked.plan.strategy.is_none() {
             self.record.timings.routed = Some(now);
             let body = engines::plain_body(&asked.body, None);
@@ -373,7 +376,9 @@ impl Exchange {
         self.remark(pod.map(|pod| &*pod.address));
         let plan = RoutePlan {
             address: pod.map(|pod| Arc::clone(&pod.dial)),
+            method: self.head.as_ref().map_or(Method::POST, |head| head.method.clone()),
             path,
+            remove_headers: std::mem::take(&mut self.unanswered),
             set_headers,
             authorization: self.world.knobs.engine_auth.authorization.clone(),
             headers: self.leg_headers(&attempt),
@@ -480,7 +485,7 @@ fn saturated(model: &str, limit: u64) -> ApiError {
 }
 
 /// What the client is told of a request that has to be served whole and cannot be.
-fn refusal(plan: &Plan) -> ApiError {
+pub(super) fn refusal(plan: &Plan) -> ApiError {
     let text = plan.whole.map(|whole| whole.refusal(plan.engine)).unwrap_or_default();
     let error = ApiError::new(Reason::InvalidPdRequest, text);
     match plan.whole.and_then(Whole::param) {

@@ -21,6 +21,7 @@ pub(super) fn of(effect: &Effect) -> &'static str {
         Effect::ForwardHeld(_) => "held",
         Effect::ReplaceChunk(_) => "replace",
         Effect::Decode(_) => "decode",
+        Effect::FindResponse(_) => "find",
         Effect::CompleteAnswer => "complete",
         Effect::DropAnswer => "drop",
         Effect::Answer(_) => "answer",

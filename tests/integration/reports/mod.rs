@@ -12,5 +12,6 @@ mod leaving;
 mod non_text;
 mod reasoning;
 mod refusals;
+mod responses;
 mod scale_to_zero;
 mod usage_by_api;

@@ -211,6 +211,7 @@ const ROWS: &[Row] = &[
     row("TANDEM_EJECTION_SECONDS", ["2", "0", ""], ejected_for_long, ["10 s or more", "less"]).beside(AT_ONCE),
     row("TANDEM_EJECTION_MAX_SECONDS", ["2", "0", ""], ejected_for_long, ["10 s or more", "less"]).beside(AT_ONCE),
     row("TANDEM_NON_TEXT_PART_TOKENS", ["10", "0", ""], image_by_length, ["long", "short"]),
+    row("TANDEM_RESPONSE_TTL_SECONDS", ["30", "0", ""], response_after_a_minute, ["its pod", "unknown"]),
     row("TANDEM_MAX_BODY_BYTES", ["1000", "0", ""], long_request, ["0", "413"]),
     row("TANDEM_MAX_BUFFERED_BYTES", ["1200", "0", ""], long_request, ["0", "503"]),
     row("TANDEM_MAX_STREAMS", ["1", "0", ""], second_request, ["0", "503"]),

@@ -36,6 +36,18 @@ pub(super) fn image_by_length(given: &Given<'_>) -> String {
     prefill_pod(&scene.ask_at("/v1/chat/completions", &[("routing-strategy", "pd")], &body))
 }
 
+/// A response is asked for a minute after it was made.
+pub(super) fn response_after_a_minute(given: &Given<'_>) -> String {
+    let mut scene = Scene::new(given, &[("c0", Role::Other, None, "")]);
+    let mut run = scene.ask_at("/v1/responses", &[("routing-strategy", "random")], r#"{"model":"m","input":"a"}"#);
+    run.feed(json_head()).feed(chunk(r#"{"object":"response","id":"resp_1"}"#, true));
+    scene.now += 60_000;
+    let mut run = Run::new(Arc::clone(&scene.world));
+    run.now = scene.now;
+    run.feed(head_of("/v1/responses/resp_1", Method::GET, &[], true));
+    if run.names() == ["route"] { "its pod".to_owned() } else { "unknown".to_owned() }
+}
+
 /// A short prompt, one roleset for short ones and one, less loaded, for long ones.
 pub(super) fn ranges(given: &Given<'_>) -> String {
     let members = short_and_long(r#""promptLenBucketMaxLength": 10"#, r#""promptLenBucketMinLength": 11"#);
