@@ -101,7 +101,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for tables and tests.
-    pub const ALL: [Reason; 34] = [
+    pub const ALL: [Reason; 35] = [
         Reason::InvalidApiKey,
         Reason::BodyInvalid,
         Reason::ModelMissing,
