@@ -7,7 +7,7 @@ use serde_json::json;
 use tandem_sim::{End, Engine, EngineConfig, Fault, Record, Timing};
 use tokio::time::Instant;
 
-use super::{calls, ended, only_work};
+use super::{calls, ended, only_work, work};
 use crate::bodies::total;
 use crate::harness::engines::{Sandbox, SandboxOptions};
 use crate::harness::http::Call;
@@ -36,9 +36,9 @@ async fn idle(engine: &Engine) {
     within("the engine is idle", engine.wait_until(|engine| engine.stats().live_requests == 0)).await;
 }
 
-/// The engine's first request.
+/// The engine's first request for text.
 fn first(engine: &Engine) -> Record {
-    engine.records().into_iter().next().expect("a record")
+    work(engine).into_iter().next().expect("a record")
 }
 
 /// The engine's request ended because its connection closed, soon after the client left. (Behind Envoy a decode engine that
