@@ -199,8 +199,11 @@ pub fn marker_headers(record: &RequestRecord, address: Option<&str>, prefill_hos
     if let Some(id) = &record.client_request_id {
         set("x-request-id", id);
     }
-    if let (Some(strategy), Some(pod), Some(address)) = (&record.strategy, &record.target_pod, address) {
-        set("routing-strategy", strategy);
+    if let (Some(pod), Some(address)) = (&record.target_pod, address) {
+        // None chose the pod of a stored response.
+        if let Some(strategy) = &record.strategy {
+            set("routing-strategy", strategy);
+        }
         set("target-pod", pod_name(&pod.pod));
         set("target-pod-ip", address);
     }
