@@ -47,7 +47,7 @@ impl Exchange {
         let selection = record.outcome.as_ref().ok().map(|decision| PrefixSelection {
             chosen: decision.prefix_match_pct.unwrap_or(0),
             best: decision.best_match_pct.unwrap_or(0),
-            imbalanced: decision.fast_paths.prefill_spread,
+            imbalanced: decision.fast_paths.prefill_spread || decision.fast_paths.gate,
         });
         // A prefill policy has no say in what a combined pod gets.
         let looked = match &record.outcome {
