@@ -132,7 +132,6 @@ impl Gateway {
         let random = || uuid::Uuid::new_v4().as_u64_pair().0;
         let seeds = WorldSeeds {
             hashes: knobs.prefix.hash_seed.unwrap_or_else(random),
-            sessions: random(),
             attempts: random(),
             machine: (random() % u64::from(identity::NUMBERS)) as u16,
         };

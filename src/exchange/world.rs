@@ -21,10 +21,8 @@ use crate::telemetry::Metrics;
 /// Where the numbers of a [`World`] begin.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WorldSeeds {
-    /// Seeds the prefix hashes, until replicas that share what they find agree on another one.
+    /// Seeds the prefix hashes and the numbers of sessions and users, until replicas that share what they find agree on another one.
     pub hashes: u64,
-    /// Seeds the session table.
-    pub sessions: u64,
     /// Where the numbers of attempts begin. Engines, and whoever reads their logs, see these numbers: take random bits
     /// that nothing else is made of.
     pub attempts: u64,
@@ -81,7 +79,7 @@ pub struct World {
 impl World {
     /// A world in which no request has begun.
     pub fn new(knobs: Arc<Knobs>, fleet: Arc<Fleet>, metrics: Arc<Metrics>, seeds: WorldSeeds) -> World {
-        let WorldSeeds { hashes, sessions, attempts, machine } = seeds;
+        let WorldSeeds { hashes, attempts, machine } = seeds;
         World {
             fleet,
             prefix: Arc::new(PrefixIndex::new(&knobs.prefix)),
@@ -91,7 +89,7 @@ impl World {
             hash_seed: HashSeed::new(hashes),
             attempts: Seeds::new(attempts),
             ledger: Arc::default(),
-            sessions: Arc::new(Sessions::new(knobs.max_sessions, sessions)),
+            sessions: Arc::new(Sessions::new(knobs.max_sessions)),
             users: Arc::default(),
             replaced: AtomicU32::new(0),
             journal: Arc::default(),

@@ -28,7 +28,6 @@ const MAX_TTL: Duration = Duration::from_secs(1 << (TIME_BITS - 1));
 #[derive(Debug)]
 pub struct Sessions {
     words: Box<[AtomicU64]>,
-    seed: u64,
 }
 
 fn seconds(now: Tick) -> u64 {
@@ -40,22 +39,22 @@ fn age(word: u64, now: u64) -> u64 {
 }
 
 impl Sessions {
-    /// Room for `capacity` sessions, rounded up to a whole number of sets, eight bytes each. `seed` keeps clients from
-    /// choosing keys that share a set.
-    pub fn new(capacity: usize, seed: u64) -> Sessions {
+    /// Room for `capacity` sessions, rounded up to a whole number of sets, eight bytes each.
+    pub fn new(capacity: usize) -> Sessions {
         let sets = capacity.div_ceil(WAYS).max(1);
-        Sessions { words: (0..sets * WAYS).map(|_| AtomicU64::new(0)).collect(), seed }
+        Sessions { words: (0..sets * WAYS).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// [`Sessions::grow`] for the session with this key.
+    #[cfg(test)]
+    pub(crate) fn grow_by_key(&self, model: &str, key: &[u8], tokens: u64, ttl: Duration, now: Tick) -> Option<u64> {
+        self.grow(Sessions::number(model, key, 7)?, tokens, ttl, now)
     }
 
     /// Notes that the session's prompt now has `tokens` tokens, and returns by how many it grew since it was last seen
     /// no longer than `ttl` ago. `None`: not seen, or not grown; the note is made in any case. A `ttl` of zero turns the
-    /// rule off, and an empty or over-long key is ignored.
-    pub fn grow(&self, model: &str, key: &[u8], tokens: u64, ttl: Duration, now: Tick) -> Option<u64> {
-        self.grow_known(self.hash(model, key)?, tokens, ttl, now)
-    }
-
-    /// The same for a session that [has been hashed](Sessions::hash).
-    pub fn grow_known(&self, session: u64, tokens: u64, ttl: Duration, now: Tick) -> Option<u64> {
+    /// rule off.
+    pub fn grow(&self, session: u64, tokens: u64, ttl: Duration, now: Tick) -> Option<u64> {
         if ttl.is_zero() {
             return None;
         }
@@ -64,10 +63,11 @@ impl Sessions {
         (fresh && tokens > previous).then(|| tokens - previous)
     }
 
-    /// The number by which replicas with the same seed know a session; `None` for a key that is ignored.
-    pub fn hash(&self, model: &str, key: &[u8]) -> Option<u64> {
+    /// The number by which replicas with the same seed know a session; `None` for a key that is ignored: an empty or
+    /// over-long one. The seed keeps clients from choosing keys that share a set.
+    pub fn number(model: &str, key: &[u8], seed: u64) -> Option<u64> {
         let usable = !key.is_empty() && key.len() <= MAX_SESSION_KEY;
-        usable.then(|| xxhash_rust::xxh64::xxh64(key, xxhash_rust::xxh64::xxh64(model.as_bytes(), self.seed)))
+        usable.then(|| xxhash_rust::xxh64::xxh64(key, xxhash_rust::xxh64::xxh64(model.as_bytes(), seed)))
     }
 
     /// Another replica saw a session's prompt have so many tokens.

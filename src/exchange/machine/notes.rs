@@ -11,7 +11,7 @@ use crate::exchange::headers::text;
 use crate::exchange::plan::Plan;
 use crate::fleet::{Model, Pod};
 use crate::knobs::{PdKnobs, StrategyNote};
-use crate::load::Users;
+use crate::load::{Sessions, Users};
 use crate::prefix::PrefixUpdate;
 use crate::routing::{Decision, DecisionRecord, PromptLength, Strategy, Target, preble_cost, weighted_tokens};
 use crate::state::findings::{Finding, MAX_TOLD_BLOCKS};
@@ -84,11 +84,12 @@ impl Exchange {
         let key = self.head.as_ref()?.headers.get("x-aibrix-session-key")?.as_bytes().trim_ascii();
         let ttl = plan.knobs.token_load_session_ttl;
         let (plane, sessions) = (&self.world.plane, &self.world.sessions);
-        let session = sessions.hash(&model.name, key)?;
+        // By a seed that replicas agree on: they tell one another of sessions by these numbers.
+        let session = Sessions::number(&model.name, key, self.world.hash_seed.get())?;
         if plane.tells() && !ttl.is_zero() {
             plane.tell(&model.name, Finding::Session { session, tokens: prompt_tokens });
         }
-        sessions.grow_known(session, prompt_tokens, ttl, now)
+        sessions.grow(session, prompt_tokens, ttl, now)
     }
 
     /// What there is to say about the strategy that the request or its profile names.

@@ -246,9 +246,9 @@ fn requests_and_janitor_race_without_a_trace() {
 
 #[test]
 fn sessions_are_charged_by_their_growth() {
-    let sessions = Sessions::new(100, 7);
+    let sessions = Sessions::new(100);
     let ttl = Duration::from_mins(30);
-    let grow = |key: &str, tokens, seconds| sessions.grow("m", key.as_bytes(), tokens, ttl, at(seconds));
+    let grow = |key: &str, tokens, seconds| sessions.grow_by_key("m", key.as_bytes(), tokens, ttl, at(seconds));
     for (tokens, seconds, expected) in [
         (100, 0, None),
         (150, 10, Some(50)),
@@ -262,47 +262,51 @@ fn sessions_are_charged_by_their_growth() {
         assert_eq!(grow("a", tokens, seconds), expected, "{tokens} at {seconds}");
     }
     assert_eq!(grow("b", 500, 0), None, "another key");
-    assert_eq!(sessions.grow("other", b"a", 500, ttl, at(0)), None, "another model");
-    assert_eq!(sessions.grow("m", b"", 500, ttl, at(0)), None);
-    assert_eq!(sessions.grow("m", &[b'k'; MAX_SESSION_KEY + 1], 500, ttl, at(0)), None);
+    assert_eq!(sessions.grow_by_key("other", b"a", 500, ttl, at(0)), None, "another model");
+    assert_eq!(sessions.grow_by_key("m", b"", 500, ttl, at(0)), None);
+    assert_eq!(sessions.grow_by_key("m", &[b'k'; MAX_SESSION_KEY + 1], 500, ttl, at(0)), None);
     assert_eq!(sessions.len(), 3);
     let longest = [b'k'; MAX_SESSION_KEY];
-    assert_eq!(sessions.grow("m", &longest, 500, ttl, at(0)), None);
-    assert_eq!(sessions.grow("m", &longest, 501, ttl, at(0)), Some(1));
-    assert_eq!(sessions.grow("m", &longest, 999, Duration::ZERO, at(0)), None, "the rule is off");
-    assert_eq!(sessions.grow("m", &longest, u64::MAX, ttl, at(0)), Some((1 << 24) - 1 - 501), "a size has a limit");
+    assert_eq!(sessions.grow_by_key("m", &longest, 500, ttl, at(0)), None);
+    assert_eq!(sessions.grow_by_key("m", &longest, 501, ttl, at(0)), Some(1));
+    assert_eq!(sessions.grow_by_key("m", &longest, 999, Duration::ZERO, at(0)), None, "the rule is off");
+    assert_eq!(
+        sessions.grow_by_key("m", &longest, u64::MAX, ttl, at(0)),
+        Some((1 << 24) - 1 - 501),
+        "a size has a limit"
+    );
 }
 
 /// The clock of an entry comes round after three days; by then the janitor has taken the entry away.
 #[test]
 fn old_sessions_are_forgotten_before_their_clock_comes_round() {
-    let sessions = Sessions::new(100, 7);
+    let sessions = Sessions::new(100);
     let ttl = Duration::from_hours(1000);
     let (day, round) = (24 * 3600, 1 << 18);
-    sessions.grow("m", b"old", 10, ttl, at(0));
-    sessions.grow("m", b"young", 10, ttl, at(day));
-    assert_eq!(sessions.grow("m", b"young", 11, ttl, at(day + 36 * 3600)), Some(1), "36 hours count");
+    sessions.grow_by_key("m", b"old", 10, ttl, at(0));
+    sessions.grow_by_key("m", b"young", 10, ttl, at(day));
+    assert_eq!(sessions.grow_by_key("m", b"young", 11, ttl, at(day + 36 * 3600)), Some(1), "36 hours count");
     sessions.sweep(at(day + 36 * 3600));
     assert_eq!(sessions.len(), 1);
-    assert_eq!(sessions.grow("m", b"old", 20, ttl, at(round + 10)), None);
+    assert_eq!(sessions.grow_by_key("m", b"old", 20, ttl, at(round + 10)), None);
 }
 
 /// R62: a table that is full forgets whom it saw longest ago; it never grows, and never starves anybody.
 #[test]
 fn r62_a_flood_of_keys_takes_no_memory_and_starves_nobody() {
-    let sessions = Sessions::new(1000, 7);
+    let sessions = Sessions::new(1000);
     let ttl = Duration::from_mins(30);
     for key in 0..300_000 {
-        sessions.grow("m", format!("flood-{key}").as_bytes(), 10, ttl, at(1));
+        sessions.grow_by_key("m", format!("flood-{key}").as_bytes(), 10, ttl, at(1));
     }
     assert_eq!(sessions.len(), 1000);
-    assert_eq!(sessions.grow("m", b"late", 10, ttl, at(2)), None);
-    assert_eq!(sessions.grow("m", b"late", 25, ttl, at(3)), Some(15), "a newcomer is remembered");
+    assert_eq!(sessions.grow_by_key("m", b"late", 10, ttl, at(2)), None);
+    assert_eq!(sessions.grow_by_key("m", b"late", 25, ttl, at(3)), Some(15), "a newcomer is remembered");
     // Under the flood a session that is used stays, since others are older.
     for key in 0..50_000 {
-        sessions.grow("m", format!("more-{key}").as_bytes(), 10, ttl, at(4 + key / 10));
+        sessions.grow_by_key("m", format!("more-{key}").as_bytes(), 10, ttl, at(4 + key / 10));
         if key % 20 == 0 {
-            let grown = sessions.grow("m", b"late", 26 + key, ttl, at(4 + key / 10));
+            let grown = sessions.grow_by_key("m", b"late", 26 + key, ttl, at(4 + key / 10));
             assert!(grown.is_some(), "{key}");
         }
     }

@@ -34,10 +34,10 @@ async fn prefixes_sessions_and_failures_are_told() {
     assert_eq!(matched(two, "p-0", &blocks), Some(0));
 
     let (key, hour) = (b"a session", Duration::from_hours(1));
-    let session = one.sessions.hash("m", key).expect("a key that counts");
+    let session = tandem::load::Sessions::number("m", key, 0).expect("a key that counts");
     one.plane.tell(&model, Finding::Session { session, tokens: 700 });
     eventually(MEET, "the session", async || (two.sessions.len() == 1).then_some(())).await;
-    assert_eq!(two.sessions.grow("m", key, 1_000, hour, two.clock.now()), Some(300));
+    assert_eq!(two.sessions.grow(session, 1_000, hour, two.clock.now()), Some(300));
 
     let ejected = |replica: &Replica, pod: &str| replica.pod("m", pod).health.ejected();
     one.plane.tell(&model, Finding::PodFails { pod: one.pod("m", "d-0").id });

@@ -97,7 +97,7 @@ impl Replica {
         fleet.store(build(&Snapshot::default(), specs, &mut slots));
         let (snapshots, watched) = watch::channel(1);
         let prefix = Arc::new(prefix());
-        let sessions = Arc::new(Sessions::new(1_000, 0));
+        let sessions = Arc::new(Sessions::new(1_000));
         let around = Surroundings {
             fleet: Arc::clone(&fleet),
             snapshots: watched,

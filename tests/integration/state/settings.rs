@@ -53,7 +53,7 @@ async fn what_is_not_shared_does_not_count() {
 
 /// Tells of a session and waits until it is heard.
 async fn tell_session([one, other]: [&Replica; 2], model: &Arc<str>, tokens: u64) {
-    let session = one.sessions.hash("m", &tokens.to_le_bytes()).expect("a hash");
+    let session = tandem::load::Sessions::number("m", &tokens.to_le_bytes(), 0).expect("a hash");
     let known = other.sessions.len();
     one.plane.tell(model, Finding::Session { session, tokens });
     eventually(MEET, "the session", async || (other.sessions.len() > known).then_some(())).await;
@@ -99,7 +99,7 @@ async fn findings_are_told_once_in_a_period_and_failures_at_once() {
     // Each goes with a beat of its own, since it is told when the one before has been heard.
     tell_session([one, other], &model, 1).await;
     let heard = Instant::now();
-    let session = one.sessions.hash("m", b"second").expect("a hash");
+    let session = tandem::load::Sessions::number("m", b"second", 0).expect("a hash");
     one.plane.tell(&model, Finding::Session { session, tokens: 2 });
     one.plane.tell(&model, Finding::PodFails { pod: one.pod("m", "d-0").id });
     eventually(MEET, "the failing pod", async || other.pod("m", "d-0").health.ejected().then_some(())).await;

@@ -163,7 +163,7 @@ pub(super) fn sessions(given: &Given<'_>) -> String {
     let scene = Scene::new(given, TWO_AND_TWO);
     let table: &Sessions = &scene.world.sessions;
     for n in 0..20 {
-        table.grow("m", n.to_string().as_bytes(), 5, Duration::from_secs(9), scene.tick());
+        table.grow_by_key("m", n.to_string().as_bytes(), 5, Duration::from_secs(9), scene.tick());
     }
     if table.len() > 8 { "many" } else { "one set" }.to_owned()
 }
