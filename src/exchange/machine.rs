@@ -2,6 +2,7 @@
 
 mod again;
 mod answering;
+mod attempt;
 mod claiming;
 mod ending;
 mod intake;
@@ -27,7 +28,6 @@ use super::prepare::Prepared;
 use super::world::World;
 use crate::clock::Tick;
 use crate::engines::Protocol;
-use crate::engines::leg::LegRequest;
 use crate::error::{ApiError, Reason};
 use crate::fleet::{Model, Pod};
 use crate::knobs::{AbortKnobs, DecodeWatchdog, StrategyNote};
@@ -47,6 +47,8 @@ const EXPLAIN: &str = "x-tandem-explain";
 /// How often a request whose prefill leg runs looks at the clock. A hand-off may count as older than it is by
 /// twice as much.
 const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
+/// How long after a stop of the process, or of its machine, a busy one may need to read what lies in its sockets.
+const SETTLE: Duration = Duration::from_secs(5);
 
 enum State {
     AwaitHead,
@@ -179,6 +181,8 @@ pub struct Exchange {
     /// When the outcome of the prefill leg was surely not there yet: the look before the last one. The last one proves
     /// nothing, for after a stop of the process the clock can be read before the sockets are.
     leg_pending_at: Tick,
+    /// After a stop: until then, what arrives may have lain in the sockets all the time.
+    leg_settles_at: Tick,
     /// How long the prefill pod keeps the blocks of a finished prefill.
     lease: Option<Duration>,
     /// Decode pods of the roleset that may take the place of one that cannot be reached.
@@ -189,9 +193,6 @@ pub struct Exchange {
     /// How long a token charge may stand, by the profile of the request.
     token_load_ttl: Duration,
     abort_knobs: AbortKnobs,
-    /// What Envoy was told to send to the decode pod, until an answer shows that it has (Envoy only). Nothing else tells
-    /// whether the pod has the hand-off when the client leaves.
-    undelivered: Option<Box<LegRequest>>,
     /// What was sent to the decode pod, while another one may have to get it (front only).
     routed: Option<RoutePlan>,
     faults: Faults,
@@ -254,13 +255,13 @@ impl Exchange {
             twin: None,
             leg_looked_at: now,
             leg_pending_at: now,
+            leg_settles_at: now,
             lease: None,
             fallbacks: Vec::new(),
             watchdog: None,
             timers: world.knobs.pd.watchdog,
             token_load_ttl: world.knobs.pd.token_load_ttl,
             abort_knobs: world.knobs.pd.abort,
-            undelivered: None,
             routed: None,
             faults: Faults::default(),
             pairs: None,
@@ -366,7 +367,7 @@ impl Exchange {
             }
             (state, Event::Prefill(outcome)) if self.twin.is_some() => self.on_twin(now, state, &outcome, effects),
             (State::Prefilling(prefilling), Event::Timer) => {
-                self.leg_pending_at = std::mem::replace(&mut self.leg_looked_at, now);
+                self.look_at_leg(now);
                 State::Prefilling(prefilling)
             }
             (state, Event::Timer) => self.on_timer(now, state, effects),

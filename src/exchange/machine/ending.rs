@@ -59,12 +59,6 @@ impl Exchange {
                 Outcome::ClientGone
             }
             State::AwaitAnswer => {
-                // Envoy may have let go of the request before it sent it on, and does not say.
-                if let Some(call) = self.undelivered.take()
-                    && !self.handoff_too_old(now)
-                {
-                    effects.push(Effect::Deliver(call));
-                }
                 self.abort(AbortTrigger::ClientGone, [false, self.twin.is_none()], true, effects);
                 Outcome::ClientGone
             }

@@ -3,21 +3,19 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderName, HeaderValue, Method};
 
+use super::attempt::prefill_headers;
 use super::intake::RETRY_AFTER;
-use super::{Asked, Attempt, EXPLAIN, Exchange, Legs, Prefilling, Routing, State};
+use super::{Asked, EXPLAIN, Exchange, Legs, Prefilling, Routing, State};
 use crate::clock::Tick;
 use crate::engines::leg::LegRequest;
 use crate::engines::lookup::{LookedUp, LookupError, LookupKey};
-use crate::engines::vllm::mooncake::RankEngine;
 use crate::engines::{self, Bodies, Protocol, sglang, vllm};
 use crate::error::{ApiError, Reason};
 use crate::exchange::admission::Reservation;
 use crate::exchange::answer;
 use crate::exchange::event::{Adapter, Effect, LookupCall, RoutePlan};
-use crate::exchange::headers::leg_headers;
-use crate::exchange::native::native_path;
 use crate::exchange::plan::{self, Plan};
 use crate::exchange::prepare::Prepared;
 use crate::exchange::session::{SESSION_ID, session_id};
@@ -417,7 +415,6 @@ impl Exchange {
         self.head = None;
         self.asked = None;
         self.routed = None;
-        self.undelivered = None;
         self.reservation = Reservation::empty(&self.world.buffered);
     }
 
@@ -425,57 +422,6 @@ impl Exchange {
     pub(super) fn prefill_host(&self) -> Option<&str> {
         self.legs.as_ref().map(|legs| &*legs.prefill.spec.host)
     }
-
-    /// Notes the pod that will answer. Its load includes this request already.
-    pub(super) fn aim_at(&mut self, pod: &Pod) {
-        if self.record.target_pod.is_none() {
-            let load = pod.state.load.view();
-            self.record.outstanding_at_start = (load.pending + load.running).saturating_sub(1);
-        }
-        self.record.target_pod = Some(Arc::clone(&pod.state.labels));
-        self.record.target_host = pod.spec.host.to_string();
-    }
-
-    /// Fresh ids for a pair. Both legs carry the same request id: the request's own, when nobody else can have it.
-    fn attempt(&self, protocol: Protocol) -> Attempt {
-        let number = self.world.attempts.next();
-        let id = match &self.head {
-            Some(head) if head.id_is_unique && !self.retried => head.request_id.clone(),
-            Some(head) => format!("{}-{number:016x}", head.request_id),
-            None => String::new(),
-        };
-        let request_id = &self.record.request_id;
-        let rid = protocol.aborts_by_rid().then(|| sglang::rid(request_id, number).into());
-        Attempt { id, rid, number }
-    }
-
-    fn attempt_id(&self) -> String {
-        self.attempt(Protocol::Plain).id
-    }
-
-    /// The path of the pod that answers, or of any of the model's, when it is not the request's.
-    fn native_path(&self, pod: Option<&Pod>) -> Option<String> {
-        let first = || self.asked.as_ref()?.model.routable.first().map(Arc::as_ref);
-        let pod = pod.or_else(first)?;
-        native_path(pod.spec.engine_label(), self.endpoint?, &self.head.as_ref()?.path)
-    }
-
-    pub(super) fn path(&self) -> String {
-        self.head.as_ref().map(|head| head.path.clone()).unwrap_or_default()
-    }
-
-    pub(super) fn leg_headers(&self, attempt: &str) -> HeaderMap {
-        let own = self.world.knobs.engine_auth.authorization.as_ref();
-        self.head.as_ref().map(|head| leg_headers(&head.headers, attempt, own)).unwrap_or_default()
-    }
-}
-
-/// The decode side will ask the engine of one data-parallel rank for the KV, so that rank has to compute it.
-fn prefill_headers(mut headers: HeaderMap, found: Option<&LookedUp>) -> HeaderMap {
-    if let Some(LookedUp::Engine(RankEngine { pin: Some(rank), .. })) = found {
-        headers.insert(HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(*rank));
-    }
-    headers
 }
 
 /// What the client is told when each pod has as many requests as it may.

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{Exchange, Legs, Prefilling, State};
+use super::{Exchange, Legs, Prefilling, SETTLE, SIGN_OF_LIFE, State};
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
 use crate::engines::{self, Handoff, Merged, Protocol};
 use crate::error::{ApiError, Reason};
-use crate::exchange::admission::Reservation;
-use crate::exchange::event::{Adapter, Effect};
+use crate::exchange::event::Effect;
 use crate::fleet::PodState;
 use crate::telemetry::{AbortResult, AbortTrigger, Outcome, PrefillOutcome, PrefillStage, RetryReason};
 
@@ -30,6 +29,17 @@ impl Exchange {
                 charges.decode.hand_over();
             }
         }
+    }
+
+    /// The task is awake, and the outcome of the leg is not there yet. After a look that came late this proves nothing for a
+    /// while: timers can be served several times before sockets are.
+    pub(super) fn look_at_leg(&mut self, now: Tick) {
+        if now.since(self.leg_looked_at) > 2 * SIGN_OF_LIFE {
+            self.leg_settles_at = now.plus(SETTLE);
+        } else if now >= self.leg_settles_at {
+            self.leg_pending_at = self.leg_looked_at;
+        }
+        self.leg_looked_at = now;
     }
 
     /// How old a hand-off that has just arrived may be: it was not there when the task last looked. Far more than the
@@ -78,18 +88,7 @@ impl Exchange {
                 if handoff == Handoff::Relayed && self.handoff_age(now) > self.world.knobs.pd.handoff_deadline {
                     return self.too_late(now, effects);
                 }
-                let call = (self.adapter == Adapter::Envoy && handoff == Handoff::Relayed)
-                    .then(|| Box::new(self.delivery(&legs, body.clone())));
-                // Counted until the answer: the request is held until then.
-                let held = call
-                    .is_some()
-                    .then(|| std::mem::replace(&mut self.reservation, Reservation::empty(&self.world.buffered)));
-                let state = self.hand_over(now, Some(&legs.decode), body, Some(legs.attempt.id), effects);
-                self.undelivered = call;
-                if let Some(held) = held {
-                    self.reservation = held;
-                }
-                state
+                self.hand_over(now, Some(&legs.decode), body, Some(legs.attempt.id), effects)
             }
         }
     }

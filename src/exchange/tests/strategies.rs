@@ -366,7 +366,9 @@ fn requests_in_flight_are_limited_per_pod() {
     let world = world_with(&configured(config), |_| {});
     let held: Vec<Run> = (0..8).map(|_| send(&world, &[])).collect();
     let mut per_pod = BTreeMap::<String, usize>::new();
-    held.iter().for_each(|run| *per_pod.entry(target(run)).or_default() += 1);
+    for run in &held {
+        *per_pod.entry(target(run)).or_default() += 1;
+    }
     assert!(per_pod.values().all(|count| *count == 2), "{per_pod:?}");
     let run = send(&world, &[]);
     let error = run.refusal();

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
@@ -16,7 +17,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::{Task, within};
+use super::{Task, within, within_time};
+
+/// Crowds of requests are held back at an engine until all of them are there.
+const LONGEST_ANSWER: Duration = Duration::from_mins(5);
 
 /// A request to be sent over a connection of its own.
 #[derive(Clone, Debug)]
@@ -107,13 +111,14 @@ impl Call {
     /// Sends it and waits for the answer's head.
     pub async fn send(self) -> Answer {
         let what = self.what();
-        self.try_send().await.unwrap_or_else(|error| panic!("{what}: {error}"))
+        within(&what, self.exchange()).await.unwrap_or_else(|error| panic!("{what}: {error}"))
     }
 
-    /// Sends it; an error means that the connection broke before the answer's head. Panics when neither comes soon.
+    /// Sends it; an error means that the connection broke before the answer's head. Panics when neither
+    /// comes for longer than an engine is ever held in a test.
     pub async fn try_send(self) -> anyhow::Result<Answer> {
         let what = self.what();
-        within(&what, self.exchange()).await
+        within_time(LONGEST_ANSWER, &what, self.exchange()).await
     }
 
     fn what(&self) -> String {

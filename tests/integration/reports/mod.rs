@@ -8,7 +8,6 @@ mod credentials;
 mod cross_origin;
 mod endpoints;
 mod kv_identity;
-mod leaving;
 mod non_text;
 mod reasoning;
 mod refusals;
