@@ -13,7 +13,7 @@ const BODY: &str = r#"{"model":"m","prompt":"hello there","max_tokens":3}"#;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_with_trailers_and_bodies_beyond_the_message_limit_get_an_answer() {
-    let env = vec![("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES".to_owned(), "100000".to_owned())];
+    let env = vec![("TANDEM_MAX_BODY_BYTES".to_owned(), "100000".to_owned())];
     let fleet = FleetOptions { replicas: 1, envoy: false, front: false, env, ..FleetOptions::default() };
     let sandbox = Sandbox::start(SandboxOptions { fleet, ..SandboxOptions::default() }).await;
     let client = ExtProcClient::connect(sandbox.fleet.tandems[0].grpc()).await;
@@ -34,7 +34,7 @@ async fn bodies_with_trailers_and_bodies_beyond_the_message_limit_get_an_answer(
     let mut stream = client.open(&[]);
     stream.request_headers_in_mode(Head::post(PATH), BodySendMode::Buffered).await;
     assert!(matches!(stream.next().await, Reply::RequestHeaders(_)));
-    stream.request_body(&vec![b' '; 200_000], true).await;
+    stream.request_body(&vec![b' '; 2 << 20], true).await;
     let refused = stream.next().await.immediate();
     assert_eq!((refused.status, refused.details.as_str()), (413, "body_too_large"));
     assert!(matches!(stream.next().await, Reply::End(Code::Ok, _)));

@@ -23,20 +23,10 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::Task;
 use super::drip::{self, Drip};
+use super::kube_wire::{KINDS, gone, gone_line, place, status};
 
 /// What the client says to be let in.
 pub const TOKEN: &str = "a-token-of-the-test";
-
-/// A kind of object: plural and group.
-const KINDS: [(&str, &str, &str); 7] = [
-    ("pods", "/api/v1", "Pod"),
-    ("modeladapters", "/apis/model.aibrix.ai/v1alpha1", "ModelAdapter"),
-    ("httproutes", "/apis/gateway.networking.k8s.io/v1", "HTTPRoute"),
-    ("deployments", "/apis/apps/v1", "Deployment"),
-    ("statefulsets", "/apis/apps/v1", "StatefulSet"),
-    ("stormservices", "/apis/orchestration.aibrix.ai/v1alpha1", "StormService"),
-    ("rayclusterfleets", "/apis/orchestration.aibrix.ai/v1alpha1", "RayClusterFleet"),
-];
 
 type Key = (String, String, String);
 
@@ -381,18 +371,6 @@ impl Seen {
     }
 }
 
-/// Plural and namespace of a path.
-fn place(path: &str) -> Option<(&'static str, Option<String>)> {
-    KINDS.iter().find_map(|(plural, root, _)| {
-        let rest = path.strip_prefix(root)?.strip_prefix('/')?;
-        if rest == *plural {
-            return Some((*plural, None));
-        }
-        let (namespace, last) = rest.strip_prefix("namespaces/")?.split_once('/')?;
-        (last == *plural).then(|| (*plural, Some(namespace.to_owned())))
-    })
-}
-
 fn list(inner: &mut Inner, seen: &Seen, query: &BTreeMap<String, String>) -> Response {
     let (mut items, version) = match query.get("continue") {
         Some(_) if inner.broken_pages > 0 => {
@@ -497,25 +475,4 @@ fn line_of(change: &Change, seen: &Seen) -> Option<String> {
         (None, None) => return None,
     };
     Some(json!({"type": kind, "object": object}).to_string() + "\n")
-}
-
-fn gone() -> Response {
-    status(410, "Expired", "too old resource version")
-}
-
-fn gone_line() -> String {
-    let status = json!({
-        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410, "reason": "Expired",
-        "message": "too old resource version",
-    });
-    json!({"type": "ERROR", "object": status}).to_string() + "\n"
-}
-
-fn status(code: u16, reason: &str, message: &str) -> Response {
-    let body = json!({
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "reason": reason,
-        "message": message,
-    });
-    let code = StatusCode::from_u16(code).expect("a status");
-    (code, [("content-type", "application/json")], body.to_string()).into_response()
 }

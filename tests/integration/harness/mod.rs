@@ -14,6 +14,7 @@ pub mod fault_proxy;
 pub mod fleet;
 pub mod http;
 pub mod kube_api;
+mod kube_wire;
 pub mod metrics;
 pub mod oracle;
 pub mod otlp;

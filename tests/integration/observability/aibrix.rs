@@ -14,6 +14,7 @@ use crate::harness::fleet::{Fleet, FleetOptions};
 use crate::harness::http::{Call, base};
 use crate::harness::pods::PodManifest;
 use crate::harness::redis::Redis;
+use crate::harness::tandem::Tandem;
 use crate::harness::{SOON, Task, eventually};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -165,7 +166,7 @@ async fn every_panel_of_aibrix_s_gateway_dashboard_fills() {
     // AIBrix's ServiceMonitor says nothing of labels, so that what a sample says of `pod` comes after `exported_`.
     let prometheus = Prometheus::start_with(&scrape_config(&fleet, &json!({}))).await;
     let with_ours = Prometheus::start_with(&scrape_config(&fleet, &our_endpoint())).await;
-    let fronts: Vec<String> = fleet.tandems.iter().filter_map(|tandem| tandem.front()).map(base).collect();
+    let fronts: Vec<String> = fleet.tandems.iter().filter_map(Tandem::front).map(base).collect();
     // So that a prefill leg fails; what it had counted before, nothing could have seen grow.
     let refusal = || Fault::on(CHAT).answer(400, "application/json", r#"{"error":{"message":"no"}}"#).times(2);
     engine("v-prefill-0").script(refusal());

@@ -39,7 +39,7 @@ impl Scene {
         let kubeconfig = api.kubeconfig(&api.file("token"));
         let args = vec!["--kubeconfig".to_owned(), kubeconfig.display().to_string()];
         let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let tandem = Tandem::start(TandemOptions { args, env, ..TandemOptions::default() }).await;
+        let tandem = Tandem::start(TandemOptions { env, args, ..TandemOptions::default() }).await;
         eventually(PATIENCE, "ready", async || (tandem.readiness().await? == 200).then_some(())).await;
         Some(Scene { api, tandem, beside })
     }

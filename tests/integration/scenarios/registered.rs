@@ -9,7 +9,7 @@ use crate::harness::engines::{MODEL, start_engine};
 use crate::harness::fleet::{Fleet, FleetOptions};
 use crate::harness::http::{Call, base};
 use crate::harness::pods::PodManifest;
-use crate::harness::raw::RawServer;
+use crate::harness::raw::{Connection, RawServer};
 use crate::harness::redis::Redis;
 use crate::harness::tandem::Tandem;
 use crate::harness::{SOON, eventually};
@@ -241,7 +241,7 @@ async fn xdit_is_asked_under_its_own_path() {
             assert_eq!(answer.status, 200, "{engine} {path} {way}");
             assert!(answer.body().await.complete);
         }
-        let heads: Vec<String> = server.connections().iter().map(|connection| connection.head()).collect();
+        let heads: Vec<String> = server.connections().iter().map(Connection::head).collect();
         let posts: Vec<&str> =
             heads.iter().filter_map(|head| head.lines().next()).filter(|line| line.starts_with("POST")).collect();
         assert_eq!(posts, [expected; 2], "{engine} {path}");
