@@ -9,32 +9,39 @@ use crate::fleet::{Pod, Role, Snapshot};
 use crate::scrape::export_page;
 use crate::telemetry::{EngineGauge, EngineMetric, EngineValues, PodLabels};
 
+/// Namespace and name of a pod, and the model.
+type Place = (Arc<str>, Arc<str>, Arc<str>);
+
+/// What was taken in of one.
+struct Seen {
+    index: usize,
+    /// Where its pages are.
+    addresses: Vec<String>,
+}
+
 /// The engines of the pods that are ready. Numbers that are too old to go by are left out, as they are for routing. What several
 /// engines of a pod report of one model is one number.
 pub(super) fn gauges(snapshot: &Snapshot, now: Tick, max_age: Duration) -> Vec<EngineGauge> {
     let mut found: Vec<EngineGauge> = Vec::new();
-    let mut places: HashMap<(Arc<str>, Arc<str>, Arc<str>), (usize, Vec<String>)> = HashMap::new();
+    let mut places: HashMap<Place, Seen> = HashMap::new();
     for pod in snapshot.pods().filter(|pod| pod.spec.scraped() && pod.spec.reachable()) {
         let (key, address) = (pod.spec.pod(), pod.spec.metric_address());
         let place = (Arc::clone(&key.namespace), Arc::clone(&key.name), Arc::clone(&pod.spec.model));
         let own = counted(pod, now, max_age);
-        match places.get_mut(&place) {
-            Some((index, addresses)) => {
-                let Some(gauge) = found.get_mut(*index) else { continue };
-                gauge.values.merge(&own);
-                // Ranks may share one page.
-                if !addresses.contains(&address) {
-                    gauge.values.merge(&reported(pod, now, max_age));
-                    addresses.push(address);
-                }
+        if let Some(seen) = places.get_mut(&place) {
+            let Some(gauge) = found.get_mut(seen.index) else { continue };
+            gauge.values.merge(&own);
+            // Ranks may share one page.
+            if !seen.addresses.contains(&address) {
+                gauge.values.merge(&reported(pod, now, max_age));
+                seen.addresses.push(address);
             }
-            None => {
-                let mut values = reported(pod, now, max_age);
-                values.merge(&own);
-                let labels = PodLabels { pod: key.name.to_string(), ..pod.spec.metric_labels() };
-                places.insert(place, (found.len(), vec![address]));
-                found.push(EngineGauge { labels, values });
-            }
+        } else {
+            let mut values = reported(pod, now, max_age);
+            values.merge(&own);
+            let labels = PodLabels { pod: key.name.to_string(), ..pod.spec.metric_labels() };
+            places.insert(place, Seen { index: found.len(), addresses: vec![address] });
+            found.push(EngineGauge { labels, values });
         }
     }
     found

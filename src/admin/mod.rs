@@ -34,13 +34,13 @@ pub use ready::Readiness;
 
 use crate::clock::{Clock, Tick};
 use crate::discovery::kubernetes::Cluster;
-use crate::fleet::{Fleet, Role, Snapshot};
+use crate::fleet::{Fleet, Model, Role, Snapshot};
 use crate::knobs::{Report, Secret};
 use crate::load::TokenLoad;
 use crate::panics::guarded;
 use crate::routing::Journal;
 use crate::state::plane::StatePlane;
-use crate::telemetry::{EjectedGauge, FleetGauges, Metrics, ModelGauge, PodGauge, TokenGauge};
+use crate::telemetry::{EjectedGauge, FleetGauges, Metrics, ModelGauge, PodGauge, PodLabels, TokenGauge};
 
 /// Lists what is wrong with the fleet's manifests, one sentence each.
 pub type Problems = Arc<dyn Fn() -> Vec<String> + Send + Sync>;
@@ -180,15 +180,7 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
                 name: Arc::clone(&model.name),
                 // A pod counts once, however many data-parallel ranks it has.
                 replicas: model.routable.iter().filter(|pod| pod.spec.rank == 0).count(),
-                routable: match model.is_alias() {
-                    true => Vec::new(),
-                    false => model
-                        .routable
-                        .iter()
-                        .filter(|pod| pod.spec.rank == 0)
-                        .map(|pod| pod.spec.metric_labels())
-                        .collect(),
-                },
+                routable: routable_pods(model),
                 rolesets_incomplete: model.partial.len(),
                 config_disagreements: model.config_disagreements,
                 // Of an alias they are counted with the model whose pods they are.
@@ -199,6 +191,12 @@ fn gauges(snapshot: &Snapshot, clock: Clock) -> FleetGauges {
             })
             .collect(),
     }
+}
+
+/// The routable pods of a model that is their own, not another name for it.
+fn routable_pods(model: &Model) -> Vec<PodLabels> {
+    let pods = model.routable.iter().filter(|pod| pod.spec.rank == 0 && !model.is_alias());
+    pods.map(|pod| pod.spec.metric_labels()).collect()
 }
 
 /// A pod without any charge for this long has no token series.

@@ -101,7 +101,7 @@ async fn handle(
     discards: &TaskTracker,
 ) -> Response<FrontBody> {
     if let Some(id) = asks_for_models(&request) {
-        let (status, page) = models(id.as_deref());
+        let (status, page) = models(Some(id.as_str()).filter(|id| !id.is_empty()));
         let mut response = Response::new(full(page));
         *response.status_mut() = status;
         response.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
@@ -121,14 +121,11 @@ async fn handle(
     response
 }
 
-/// The model that `GET /v1/models…` asks for; `Some(None)` = all of them. Names hold slashes, with or without escapes.
-fn asks_for_models(request: &Request<HyperBody>) -> Option<Option<String>> {
+/// The model that `GET /v1/models…` asks for; empty = all of them. Names hold slashes, with or without escapes.
+fn asks_for_models(request: &Request<HyperBody>) -> Option<String> {
     let rest = request.uri().path().strip_prefix("/v1/models").filter(|_| request.method() == Method::GET)?;
-    if rest.is_empty() {
-        return Some(None);
-    }
-    let id = percent_encoding::percent_decode_str(rest.strip_prefix('/')?).decode_utf8_lossy();
-    Some(Some(id.into_owned()))
+    let id = if rest.is_empty() { rest } else { rest.strip_prefix('/')? };
+    Some(percent_encoding::percent_decode_str(id).decode_utf8_lossy().into_owned())
 }
 
 /// Reads on, and throws away, what a client sends that has its answer already. A connection that is closed with bytes

@@ -137,7 +137,9 @@ pub(super) fn count_in_body(body: &JsonObject<'_>, whole: bool) -> NonText {
         } else if whole {
             let mut spans = Vec::new();
             find(value, value, MAX_DEPTH, &mut spans);
-            spans.into_iter().for_each(|span| found.add(span.len()));
+            for span in spans {
+                found.add(span.len());
+            }
         }
     }
     found

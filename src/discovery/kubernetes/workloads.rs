@@ -84,9 +84,9 @@ impl<K: Kind + PartialEq> Watched for Workload<K> {
 
     fn read(json: &str) -> Result<Option<Workload<K>>, serde_json::Error> {
         let Wire { metadata } = serde_json::from_str(json)?;
-        let names = [metadata.labels, metadata.annotations].into_iter().flatten().filter_map(|names| names.model);
+        let mut names = [metadata.labels, metadata.annotations].into_iter().flatten().filter_map(|names| names.model);
         let usable = |name: &String| !name.trim().is_empty() && name.len() <= MAX_MODEL_BYTES;
-        let model = names.filter(usable).next();
+        let model = names.find(usable);
         Ok(model.map(|model| Workload { model: Arc::from(model.trim()), kind: PhantomData }))
     }
 }

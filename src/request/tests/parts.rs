@@ -130,6 +130,8 @@ fn forms_count_their_files() {
 /// Engines keep the blocks of such requests apart although their texts are the same.
 #[test]
 fn what_makes_kv_different_enters_the_key_from_its_first_byte() {
+    use Endpoint::{ChatCompletions, Completions, Generate, Messages, Responses};
+
     let key = |endpoint, members: &str| {
         let prompt = match endpoint {
             Endpoint::Completions => r#""prompt":"hello""#,
@@ -139,7 +141,6 @@ fn what_makes_kv_different_enters_the_key_from_its_first_byte() {
         };
         parse(endpoint, format!(r#"{{"model":"m",{prompt}{members}}}"#)).unwrap().prompt.prefix_key
     };
-    use Endpoint::{ChatCompletions, Completions, Generate, Messages, Responses};
     for (endpoint, one, other) in [
         (ChatCompletions, r#","cache_salt":"a""#, r#","cache_salt":"b""#),
         (Completions, r#","cache_salt":"a""#, r#","cache_salt":"b""#),

@@ -22,7 +22,7 @@ pub fn weighted_tokens(prompt_tokens: u64, knobs: &VtcKnobs) -> f64 {
 pub(super) fn scores(views: &[View<'_>], user: Option<UserTokens>, knobs: &VtcKnobs, rng: &mut Rng) -> Vec<f64> {
     let Some(user) = user else { return vec![0.0; views.len()] };
     // Without bounds no user has tokens, and each is at the first pod.
-    let middle = user.bounds.map_or(0.0, |(least, most)| (least + most) / 2.0);
+    let middle = user.bounds.map_or(0.0, |(least, most)| f64::midpoint(least, most));
     let step = knobs.min_tokens.max(middle);
     let place = (user.tokens / step).min(views.len().saturating_sub(1) as f64);
     let score = |(id, view): (usize, &View<'_>)| {

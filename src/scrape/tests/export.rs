@@ -124,10 +124,10 @@ fn pages_of_other_engines() {
 
 #[test]
 fn pages_are_bounded_and_nonsense_is_survived() {
-    let many: String =
-        (0..1000).map(|n| format!("vllm:e2e_request_latency_seconds_bucket{{le=\"{n}\"}} {n}\n")).collect();
+    let lines = |line: fn(usize) -> String| (0..1000).map(line).collect::<Vec<_>>().concat();
+    let many = lines(|n| format!("vllm:e2e_request_latency_seconds_bucket{{le=\"{n}\"}} {n}\n"));
     assert_eq!(vllm(&many).histogram(H::E2e).map(|e2e| e2e.buckets.len()), Some(128));
-    let states: String = (0..1000).map(|n| format!("vllm:engine_sleep_state{{sleep_state=\"s{n}\"}} 1\n")).collect();
+    let states = lines(|n| format!("vllm:engine_sleep_state{{sleep_state=\"s{n}\"}} 1\n"));
     assert_eq!(vllm(&states), EngineValues::default());
     for page in
         ["", "\n", "{", "vllm:e2e_request_latency_seconds_bucket 3", "_bucket{le=\"x\"} 1", "_total 1", "# vllm:x"]
