@@ -39,7 +39,8 @@ fn queries() -> Vec<(String, String)> {
 
 /// The label sets and values of an answer.
 async fn ask(prometheus: &Prometheus, query: &str) -> Vec<(BTreeMap<String, String>, f64)> {
-    let data = prometheus.get("/api/v1/query", &[("query", query)]).await;
+    // What waits for an answer is large, and a test that asks often would hold it many times on its stack.
+    let data = Box::pin(prometheus.get("/api/v1/query", &[("query", query)])).await;
     let samples = data["result"].as_array().expect("a vector");
     let read = |sample: &Value| {
         let labels = serde_json::from_value(sample["metric"].clone()).expect("labels");
@@ -157,15 +158,15 @@ async fn all_fill(prometheus: &Prometheus, mut waiting: Vec<(String, String)>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_panel_of_aibrix_s_gateway_dashboard_fills() {
-    let redis = Redis::start().await;
-    let (pods, names) = engines().await;
+    let redis = Box::pin(Redis::start()).await;
+    let (pods, names) = Box::pin(engines()).await;
     let engine = |name: &str| &pods.iter().find(|(pod, _)| pod.name() == name).expect("a pod").1;
     let env = vec![("REDIS_URL".to_owned(), redis.url())];
     let options = FleetOptions { envoy: false, env, ..FleetOptions::default() };
-    let mut fleet = Fleet::start(pods.iter().map(|(pod, _)| pod.clone()), options).await;
+    let mut fleet = Box::pin(Fleet::start(pods.iter().map(|(pod, _)| pod.clone()), options)).await;
     // AIBrix's ServiceMonitor says nothing of labels, so that what a sample says of `pod` comes after `exported_`.
-    let prometheus = Prometheus::start_with(&scrape_config(&fleet, &json!({}))).await;
-    let with_ours = Prometheus::start_with(&scrape_config(&fleet, &our_endpoint())).await;
+    let prometheus = Box::pin(Prometheus::start_with(&scrape_config(&fleet, &json!({})))).await;
+    let with_ours = Box::pin(Prometheus::start_with(&scrape_config(&fleet, &our_endpoint()))).await;
     let fronts: Vec<String> = fleet.tandems.iter().filter_map(Tandem::front).map(base).collect();
     // So that a prefill leg fails; what it had counted before, nothing could have seen grow.
     let refusal = || Fault::on(CHAT).answer(400, "application/json", r#"{"error":{"message":"no"}}"#).times(2);
@@ -175,20 +176,20 @@ async fn every_panel_of_aibrix_s_gateway_dashboard_fills() {
         queries().into_iter().partition(|(panel, _)| NOT_OURS.contains(&panel.as_str()));
     let panels: BTreeSet<&str> = ours.iter().map(|(panel, _)| panel.as_str()).collect();
     assert_eq!((panels.len(), others.len()), (32, 5), "the table was read");
-    all_fill(&prometheus, ours.clone()).await;
-    all_fill(&with_ours, ours).await;
+    Box::pin(all_fill(&prometheus, ours.clone())).await;
+    Box::pin(all_fill(&with_ours, ours)).await;
     assert_eq!(number(&with_ours, "count(group by (exported_pod) (model_replicas))").await, Some(16.0));
 
     // What can be known.
     let one = |query: &str, expected: f64| {
         let query = query.replace("$model", ".*");
         let prometheus = &prometheus;
-        async move {
+        Box::pin(async move {
             eventually(SOON, &format!("{query} is {expected}"), async || {
                 (number(prometheus, &query).await == Some(expected)).then_some(())
             })
             .await;
-        }
+        })
     };
     let of_role = |role: &str| format!("count(group by (exported_pod) (model_replicas{{role=\"{role}\"}}))");
     one("count(group by (exported_pod) (model_replicas))", 16.0).await;
