@@ -47,8 +47,6 @@ const EXPLAIN: &str = "x-tandem-explain";
 /// How often a request whose prefill leg runs looks at the clock. A hand-off may count as older than it is by
 /// twice as much.
 const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
-/// How long after a stop of the process, or of its machine, a busy one may need to read what lies in its sockets.
-const SETTLE: Duration = Duration::from_secs(5);
 
 enum State {
     AwaitHead,
@@ -181,8 +179,6 @@ pub struct Exchange {
     /// When the outcome of the prefill leg was surely not there yet: the look before the last one. The last one proves
     /// nothing, for after a stop of the process the clock can be read before the sockets are.
     leg_pending_at: Tick,
-    /// After a stop: until then, what arrives may have lain in the sockets all the time.
-    leg_settles_at: Tick,
     /// How long the prefill pod keeps the blocks of a finished prefill.
     lease: Option<Duration>,
     /// Decode pods of the roleset that may take the place of one that cannot be reached.
@@ -255,7 +251,6 @@ impl Exchange {
             twin: None,
             leg_looked_at: now,
             leg_pending_at: now,
-            leg_settles_at: now,
             lease: None,
             fallbacks: Vec::new(),
             watchdog: None,
@@ -367,7 +362,7 @@ impl Exchange {
             }
             (state, Event::Prefill(outcome)) if self.twin.is_some() => self.on_twin(now, state, &outcome, effects),
             (State::Prefilling(prefilling), Event::Timer) => {
-                self.look_at_leg(now);
+                self.leg_pending_at = std::mem::replace(&mut self.leg_looked_at, now);
                 State::Prefilling(prefilling)
             }
             (state, Event::Timer) => self.on_timer(now, state, effects),

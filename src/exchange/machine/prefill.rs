@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{Exchange, Legs, Prefilling, SETTLE, SIGN_OF_LIFE, State};
+use super::{Exchange, Legs, Prefilling, State};
 use crate::clock::Tick;
 use crate::engines::leg::{LegFailure, LegOutcome, LegRequest};
 use crate::engines::{self, Handoff, Merged, Protocol};
@@ -29,17 +29,6 @@ impl Exchange {
                 charges.decode.hand_over();
             }
         }
-    }
-
-    /// The task is awake, and the outcome of the leg is not there yet. After a look that came late this proves nothing for a
-    /// while: timers can be served several times before sockets are.
-    pub(super) fn look_at_leg(&mut self, now: Tick) {
-        if now.since(self.leg_looked_at) > 2 * SIGN_OF_LIFE {
-            self.leg_settles_at = now.plus(SETTLE);
-        } else if now >= self.leg_settles_at {
-            self.leg_pending_at = self.leg_looked_at;
-        }
-        self.leg_looked_at = now;
     }
 
     /// How old a hand-off that has just arrived may be: it was not there when the task last looked. Far more than the

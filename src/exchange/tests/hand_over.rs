@@ -52,22 +52,3 @@ fn a_charge_keeps_the_time_of_its_profile_after_a_fail_over() {
     run.feed(Event::Gone);
     run.oracle();
 }
-
-/// A process that goes on after a stop can be so busy that its timers run twice before its sockets are read.
-#[test]
-fn a_hand_off_is_as_old_as_the_stop_that_it_may_have_lain_through() {
-    for (looks, used) in [(2, false), (9, false), (12, true)] {
-        let world = world_with(&fleet_of(Engine::Vllm, 2), |_| {});
-        let mut run = over(&world, Adapter::Envoy, BODY);
-        run.feed(Event::Timer);
-        run.now += 30_000;
-        for _ in 0..looks {
-            run.feed(Event::Timer);
-            run.now += 500;
-        }
-        run.feed(prefill_ok());
-        assert_eq!(run.names().contains(&"route"), used, "after {looks} looks: {:?}", run.names());
-        run.feed(Event::Gone);
-        run.oracle();
-    }
-}
