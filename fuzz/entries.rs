@@ -125,7 +125,10 @@ pub fn handoff(data: &[u8]) {
             assert_eq!(params["do_remote_prefill"], true);
         }
     }
-    assert!(error_message(data).is_none_or(|message| !message.is_empty() && message.len() <= MAX_MESSAGE_BYTES + "...".len()));
+    assert!(
+        error_message(data)
+            .is_none_or(|message| !message.is_empty() && message.len() <= MAX_MESSAGE_BYTES + "...".len())
+    );
 }
 
 /// Files of manifests, of endpoints, and the annotation inside.
